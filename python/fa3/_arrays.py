@@ -153,11 +153,14 @@ def is_cupy(array):
 
 
 def lender(array):
-    """What allocates workspace on the array's device, from its own library; None for NumPy."""
+    """What allocates workspace on the array's device, from its own library; None for NumPy.
+
+    The device's number, its second argument, is the array's.
+    """
     if isinstance(array, np.ndarray):
         return None
 
-    def lend(count):
+    def lend(count, _):
         memory = empty((count,), array, "uint8")
         return memory, address_of(memory)
 

@@ -87,25 +87,31 @@ def flex_attention(
         fa3.InvalidArgument: the call is wrong.
         fa3.Unsupported: the function cannot be translated; says which operation.
     """
-    lengths = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-    }
-    for name, value in (
-        ("page_table", page_table),
-        ("batch_index", batch_index),
-        ("left_padding", left_padding),
-        ("num_splits", num_splits or None),
-        ("k_descale", k_descale),
-        ("v_descale", v_descale),
-    ):
-        if value is not None:
-            lengths[name] = value
-    masks = mask_mod, block_mask, causal, window
     load_flex()
+    lengths = _backends.flex.no_lengths
+    if not (
+        cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None
+        and max_seqlen_q == max_seqlen_k == 0
+        and page_table is batch_index is left_padding is k_descale is v_descale is None
+        and not num_splits
+    ):
+        lengths = {
+            "cu_seqlens_q": cu_seqlens_q,
+            "cu_seqlens_k": cu_seqlens_k,
+            "seqused_q": seqused_q,
+            "seqused_k": seqused_k,
+            "max_seqlen_q": max_seqlen_q,
+            "max_seqlen_k": max_seqlen_k,
+        }
+        of_cache = {
+            "page_table": page_table,
+            "batch_index": batch_index,
+            "left_padding": left_padding,
+            "num_splits": num_splits or None,
+            "k_descale": k_descale,
+            "v_descale": v_descale,
+        }
+        lengths |= {name: value for name, value in of_cache.items() if value is not None}
+    masks = mask_mod, block_mask, causal, window
     out, lse = _backends.flex.attend(q, k, v, score_mod, masks, scale, lengths, return_lse)
     return (out, lse) if return_lse else out

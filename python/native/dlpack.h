@@ -13,6 +13,7 @@ constexpr uint64_t kReadOnlyFlag = 1;
 
 enum class TypeCode : uint8_t {
   integer = 0,
+  natural = 1,
   real = 2,
   bfloat = 4,
   float8_e4m3fn = 10,
@@ -62,11 +63,13 @@ struct VersionedTensor {
 };
 
 // type(tensor).__dlpack_c_exchange_api__, a capsule called "dlpack_exchange_api": views of a
-// framework's tensors without Python calls, and its current stream.
+// framework's tensors without Python calls, its allocator and its current stream.
 struct ExchangeApi {
   Version version;
   void* previous_api;
-  void* allocate;
+  // A new tensor of the prototype's shape, type and device; may be null. Needs no GIL.
+  int (*allocate)(Tensor* prototype, VersionedTensor** out, void* context,
+                  void (*set_error)(void* context, const char* kind, const char* message));
   void* export_managed;
   void* import_managed;
   int (*view)(void* py_object, Tensor* out);  // may be null; borrows, does not synchronise

@@ -15,7 +15,7 @@ namespace fa3::python {
 struct Call {
   const fa3_tensor& first;
   void* stream;
-  PyObject* allocate;  // allocate(bytes) -> (array on the first one's device, address), or None
+  PyObject* allocate;  // allocate(bytes, device_index) -> (array there, address), or None
 };
 
 // Host workspace stays with its thread, so that most calls allocate nothing. More than this is
@@ -34,14 +34,18 @@ bool run_on_host(const typename Pass::Params& params) {
 }
 
 // Device workspace belongs to the framework's allocator: ordered by its stream, safe in graphs. The
-// call runs without the GIL, which is taken back for as long as Python allocates.
+// call runs without the GIL, which is taken back for as long as Python allocates: where the
+// framework has no function in C for it, or no memory, of which its Python tells more.
 struct DeviceWorkspace {
   PyObject* lend;  // Call::allocate
+  int device_index;
+  Borrowed* borrowed;
   PyObject* lent = nullptr;
   PyThreadState* released = nullptr;
 
   static void* allocate(void* context, size_t bytes) {
     auto* self = static_cast<DeviceWorkspace*>(context);
+    if (void* address = self->borrowed->lend(bytes)) return address;
     PyEval_RestoreThread(self->released);
     void* address = self->address_of_new(bytes);  // null with a Python exception
     self->released = PyEval_SaveThread();
@@ -57,7 +61,7 @@ struct DeviceWorkspace {
           bytes);
       return nullptr;
     }
-    lent = PyObject_CallFunction(lend, "n", static_cast<Py_ssize_t>(bytes));
+    lent = PyObject_CallFunction(lend, "ni", static_cast<Py_ssize_t>(bytes), device_index);
     PyObject* number = lent != nullptr ? PyTuple_GetItem(lent, 1) : nullptr;
     return number != nullptr ? PyLong_AsVoidPtr(number) : nullptr;
   }
@@ -65,7 +69,7 @@ struct DeviceWorkspace {
 
 template <class Pass>
 bool run_on_device(const typename Pass::Params& params, const Call& call, Borrowed* borrowed) {
-  DeviceWorkspace workspace{call.allocate};
+  DeviceWorkspace workspace{call.allocate, call.first.device_index, borrowed};
   workspace.released = PyEval_SaveThread();
   const fa3_status status = Pass::run(&params, DeviceWorkspace::allocate, &workspace, call.stream);
   PyEval_RestoreThread(workspace.released);

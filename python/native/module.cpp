@@ -75,7 +75,7 @@ PyObject* run_with_score(PyObject*, PyObject* const* arguments, Py_ssize_t count
   Pass::init(&params);
   Pass::read(&read, &params);
   if (!read.done()) return nullptr;
-  ScoreFunction score;
+  ScoreFunction score(&borrowed);
   params.options.score = score.read(given);
   if (params.options.score == nullptr) return nullptr;
   const Call call{params.q, borrowed.stream(), allocate};

@@ -237,6 +237,7 @@ Borrowed::~Borrowed() {
     wait_for_default_stream(wait_on_device_);
     Py_END_ALLOW_THREADS;
   }
+  if (lent_ != nullptr && lent_->deleter != nullptr) lent_->deleter(lent_);
   for (int i = 0; i < num_kept_; ++i) Py_DECREF(kept_[static_cast<size_t>(i)]);
 }
 
@@ -244,20 +245,41 @@ bool Borrowed::view(PyObject* object, const char* name, Access access, fa3_tenso
   *view = {};
   if (object == Py_None) return true;
   if (PyTuple_Check(object)) return view_tuple(object, name, view);
-  const dlpack::ExchangeApi* api = exchange_api_of(object);
-  if (api == nullptr) return view_capsule(object, name, access, view);
   dlpack::Tensor tensor{};
-  if (api->view(object, &tensor) != 0) {
+  return look_at(object, name, access, &tensor) && view_dlpack(tensor, name, view);
+}
+
+bool Borrowed::look_at(PyObject* object, const char* name, Access access, dlpack::Tensor* tensor) {
+  const dlpack::ExchangeApi* api = exchange_api_of(object);
+  if (api == nullptr) return open_capsule(object, name, access, tensor);
+  if (api->view(object, tensor) != 0) {
     refuse_hidden_tensor(object, name);
     return false;
   }
-  if (!view_dlpack(tensor, name, view)) return false;
-  if (view->device_type != FA3_CUDA || has_stream_) return true;
+  const auto [type, index] = tensor->device;
+  if (type != FA3_CUDA || has_stream_) return true;
   has_stream_ = stream_.is_current = true;
-  return api->current_stream(view->device_type, view->device_index, &stream_.address) == 0;
+  api_ = api;
+  device_ = tensor->device;
+  return api->current_stream(type, index, &stream_.address) == 0;
 }
 
-bool Borrowed::view_capsule(PyObject* object, const char* name, Access access, fa3_tensor* view) {
+void* Borrowed::lend(size_t bytes) {
+  if (api_ == nullptr || api_->allocate == nullptr || lent_ != nullptr) return nullptr;
+  auto extent = static_cast<int64_t>(bytes);
+  dlpack::Tensor bytes_there{};
+  bytes_there.device = device_;
+  bytes_there.rank = 1;
+  bytes_there.dtype = {static_cast<uint8_t>(TypeCode::natural), 8, 1};
+  bytes_there.shape = &extent;
+  const auto ignore = [](void*, const char*, const char*) {};
+  if (api_->allocate(&bytes_there, &lent_, nullptr, ignore) != 0) lent_ = nullptr;
+  if (lent_ == nullptr) return nullptr;
+  return static_cast<char*>(lent_->tensor.data) + lent_->tensor.byte_offset;
+}
+
+bool Borrowed::open_capsule(PyObject* object, const char* name, Access access,
+                            dlpack::Tensor* tensor) {
   if (!PyObject_HasAttr(object, s_dlpack)) {
     PyErr_Format(PyExc_TypeError,
                  "%s: expected an array (numpy, torch, or any object with __dlpack__), got %R",
@@ -286,7 +308,7 @@ bool Borrowed::view_capsule(PyObject* object, const char* name, Access access, f
             name);
       return false;
     }
-    return view_managed(managed->tensor, name, access, view);
+    return take(managed->tensor, access, tensor);
   }
   if (!PyCapsule_IsValid(capsule, "dltensor")) {
     PyErr_Format(PyExc_TypeError, "%s: expected a DLPack capsule from its __dlpack__, got %R", name,
@@ -295,14 +317,13 @@ bool Borrowed::view_capsule(PyObject* object, const char* name, Access access, f
   }
   const auto* managed =
       static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
-  return view_managed(managed->tensor, name, access, view);
+  return take(managed->tensor, access, tensor);
 }
 
-bool Borrowed::view_managed(const dlpack::Tensor& tensor, const char* name, Access access,
-                            fa3_tensor* view) {
-  if (!view_dlpack(tensor, name, view)) return false;
-  const bool is_result = access == Access::write && view->device_type == FA3_CUDA;
-  if (is_result && !stream_.is_current) wait_on_device_ = view->device_index;
+bool Borrowed::take(const dlpack::Tensor& found, Access access, dlpack::Tensor* tensor) {
+  *tensor = found;
+  const bool is_result = access == Access::write && found.device.type == FA3_CUDA;
+  if (is_result && !stream_.is_current) wait_on_device_ = found.device.index;
   return true;
 }
 

@@ -33,6 +33,13 @@ class Borrowed {
   // False: a Python exception is set, which starts with `name`.
   bool view(PyObject* object, const char* name, Access access, fa3_tensor* view);
 
+  // Where the object's elements are, of any type; not of None or a tuple.
+  bool look_at(PyObject* object, const char* name, Access access, dlpack::Tensor* tensor);
+
+  // Memory on the device of the tensors, from the framework that owns them, until the call returns.
+  // Null: it has no function for that, or no memory. Needs no GIL.
+  void* lend(size_t bytes);
+
   // The stream to queue CUDA work on: the current one of the framework that owns the tensors.
   void* stream() const { return stream_.address; }
 
@@ -40,16 +47,18 @@ class Borrowed {
   void keep(PyObject* object) { kept_[static_cast<size_t>(num_kept_++)] = object; }
 
  private:
-  bool view_capsule(PyObject* object, const char* name, Access access, fa3_tensor* view);
-  bool view_managed(const dlpack::Tensor& tensor, const char* name, Access access,
-                    fa3_tensor* view);
+  bool open_capsule(PyObject* object, const char* name, Access access, dlpack::Tensor* tensor);
+  bool take(const dlpack::Tensor& found, Access access, dlpack::Tensor* tensor);
 
-  static constexpr int kMaxKept = 24;
+  static constexpr int kMaxKept = 24 + 2 * FA3_MAX_CAPTURED_TENSORS;  // with gradients
   std::array<PyObject*, kMaxKept> kept_{};
   int num_kept_ = 0;
   Stream stream_;  // that of the first tensor on a GPU
   bool has_stream_ = false;
-  int wait_on_device_ = -1;  // the device whose results are waited for; -1: none
+  int wait_on_device_ = -1;                   // the device whose results are waited for; -1: none
+  const dlpack::ExchangeApi* api_ = nullptr;  // of the first tensor on a GPU
+  dlpack::Device device_{};                   // its
+  dlpack::VersionedTensor* lent_ = nullptr;
 };
 
 // Interns the attribute names; false with a Python exception set.

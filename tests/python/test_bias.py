@@ -7,9 +7,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from fa3.compat.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
 from fa3.flex import bias as forms  # noqa: E402
+from fa3.flex.call import NO_LENGTHS, Call  # noqa: E402
 from fa3.flex.stored import stored_of  # noqa: E402
 from fa3.flex.text import gradients_of, slope_of  # noqa: E402
-from fa3.flex.tiles import Call  # noqa: E402
 
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 37, 53, 8
 SHAPES = [
@@ -226,9 +226,9 @@ def by_rules(q, k, v, bias, causal, window):
 def test_a_kernel_stores_gradients_where_each_score_has_an_element():
     def stored(*shape, batch=2, dtype=torch.bfloat16):
         q, k = (torch.zeros(batch, s, 4, 64, dtype=dtype) for s in (200, 264))
-        function = forms.function_with(torch.zeros(shape, dtype=dtype), None, None)
-        call = Call(function, 1.0, (None, None), {"cu_seqlens_q": None}, None)
-        return stored_of(call, (0,), q, k)
+        function, tensors = forms.function_with(torch.zeros(shape, dtype=dtype), None, None)
+        call = Call(function, 1.0, (None, None), NO_LENGTHS, [])
+        return stored_of(call, (0,), q, k, tensors)
 
     assert stored(2, 4, 200, 264) == 0
     assert stored(1, 4, 200, 264, batch=1) == 0
@@ -245,8 +245,8 @@ def test_a_gradient_that_is_stored_repeats_and_others_ask_for_torchs_algorithms(
     def check(bias=None, slopes=None):
         rows, keys = 200, 264
         q, k = torch.zeros(1, rows, 4, 64), torch.zeros(1, keys, 4, 64)
-        function = forms.function_with(bias, slopes, None)
-        forms.refuse_any_order(function, q, k, forms.OPTIONS)
+        function, tensors = forms.function_with(bias, slopes, None)
+        forms.refuse_any_order(function, tensors, q, k, forms.OPTIONS)
 
     whole = torch.zeros(1, 4, 200, 264, dtype=torch.bfloat16, requires_grad=True)
     slopes = torch.zeros(1, 4)
@@ -321,16 +321,16 @@ def test_expanded_biases_are_read_as_what_they_repeat():
 
 def test_equal_forms_share_one_function_and_its_kernels():
     first, other = (forms.function_with(randn(1, HEADS, 9, 9, seed=s), None, None) for s in (1, 2))
-    assert first.graph is other.graph and first.text(100) is other.text(100)
-    assert first.may_hide
-    slopes = forms.function_with(None, torch.ones(1, HEADS), None, one_sided=True)
+    assert first[0] is other[0] and first[1] is not other[1]
+    assert first[0].may_hide
+    slopes, _ = forms.function_with(None, torch.ones(1, HEADS), None, one_sided=True)
     assert not slopes.may_hide
     gradient = slopes.gradient((0,))
     assert slope_of(slopes, gradient) is None
     assert "add_for_tile<0>(" in gradients_of(slopes, gradient)
-    keys = forms.function_with(torch.ones(2, 1, 1, 9), None, None)
+    keys, _ = forms.function_with(torch.ones(2, 1, 1, 9), None, None)
     assert "add_for_key<0>(" in gradients_of(keys, keys.gradient((0,)))
-    number = forms.function_with(torch.ones(1, 1, 1, 1), None, None)
+    number, _ = forms.function_with(torch.ones(1, 1, 1, 1), None, None)
     assert "add_for_tile<0>(" in gradients_of(number, number.gradient((0,)))
 
 

@@ -293,9 +293,13 @@ def test_what_cannot_be_translated_is_named(sentence):
         fa3.flex_attention(q, k, v, score_mod=REFUSED[sentence])
 
 
-def test_captured_tensors_are_data_and_numbers_are_part_of_the_function():
+def graph_of(score_mod):
     from fa3.flex.functions import function_of
 
+    return function_of(score_mod)[0].graph
+
+
+def test_captured_tensors_are_data_and_numbers_are_part_of_the_function():
     def with_number(x):
         return lambda s, b, h, q, k: s * x
 
@@ -306,9 +310,9 @@ def test_captured_tensors_are_data_and_numbers_are_part_of_the_function():
     after = fa3.flex_attention(q, k, v, score_mod=call)
     torch.testing.assert_close(before, fa3.flex_attention(q, k, v, score_mod=with_number(2.0)))
     torch.testing.assert_close(after, fa3.flex_attention(q, k, v, score_mod=with_number(-1.0)))
-    assert function_of(call).graph is function_of(with_number(zero_dim)).graph
-    assert function_of(with_number(2.0)).graph is not function_of(with_number(3.0)).graph
-    assert function_of(with_number(1.0)).graph is not function_of(with_number(1)).graph
+    assert graph_of(call) is graph_of(with_number(zero_dim))
+    assert graph_of(with_number(2.0)) is not graph_of(with_number(3.0))
+    assert graph_of(with_number(1.0)) is not graph_of(with_number(1))
 
 
 FACTOR = 2.0
@@ -323,19 +327,19 @@ def of_globals(s, b, h, q, k):
 def test_globals_are_a_part_of_a_function_too(monkeypatch):
     from fa3.flex.functions import function_of
 
-    first = function_of(of_globals)
-    assert function_of(of_globals).graph is first.graph
+    first, _ = function_of(of_globals)
+    assert function_of(of_globals)[0] is first
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
-    second = function_of(of_globals)
-    assert second.graph is not first.graph
+    second, _ = function_of(of_globals)
+    assert second is not first
     monkeypatch.setitem(globals(), "SLOPES", torch.zeros(HEADS))
-    third = function_of(of_globals)
-    assert third.graph is not second.graph and third.tensors[0] is SLOPES
+    third, captured = function_of(of_globals)
+    assert third is not second and captured[0] is SLOPES
     monkeypatch.setitem(globals(), "FACTOR", object)  # it cannot be told whether that changes
     with pytest.raises(TypeError):
         function_of(of_globals)
     monkeypatch.setitem(globals(), "FACTOR", 2.0)
-    assert function_of(of_globals).graph is not function_of(lambda *_: _[0] * FACTOR).graph
+    assert graph_of(of_globals) is not graph_of(lambda *_: _[0] * FACTOR)
 
 
 def helper(score):
@@ -413,6 +417,88 @@ def test_what_a_function_captures_is_looked_at_in_each_call(name):
     torch.testing.assert_close(call(), fa3.flex_attention(*tensors, scale=1.0))
 
 
+def test_what_tells_functions_apart_tells_no_two_of_these_alike():
+    from fa3.flex.functions import identity_of
+
+    def of_cells(*values):
+        first, second = values
+        return lambda s, b, h, q, k: s * first + second
+
+    def of_defaults(defaults, **keywords):
+        def function(s, *others, **more):
+            return s
+
+        function.__defaults__, function.__kwdefaults__ = defaults, keywords
+        return function
+
+    zeros, ones = torch.zeros(2), torch.ones(2)
+    numbers = (1, 1.0), (1, 1), (1, True), (1.0, 1), (0.0, 1), (-0.0, 1), ("1", 1), (None, 1)
+    tensors = (zeros, 1), (ones, 1), (zeros, ones), (ones, zeros), (zeros[:1], 1)
+    tuples = ((1, 2), 3), (1, (2, 3)), ((1,), 2), (((1,),), 2), ((), ())
+    values = [*numbers, *tensors, *tuples]
+    given = ((1, 2),), ((1,),), ((),), (((1, 2),),)
+    named = of_defaults((), a=1), of_defaults((), b=1), of_defaults((1,), a=2)
+    functions = [*(of_cells(*x) for x in values), *(of_defaults(*x) for x in given), *named]
+    identities = [identity_of(f) for f in functions]
+    assert None not in identities and len({*identities}) == len(functions)
+    assert identity_of(of_cells(zeros, 1)) is identity_of(of_cells(zeros, 1))
+    known = identity_of(of_cells(zeros, 1))
+    zeros.requires_grad_()
+    assert identity_of(of_cells(zeros, 1)) is not known
+
+
+def test_a_call_is_remembered_with_its_window_and_scale():
+    q, k, v = inputs(dtype=torch.float32)
+    slope = torch.tensor(2.0)
+
+    def by_slope(s, b, h, i, j):
+        return s * slope
+
+    for _ in range(2):
+        for options in ({}, {"causal": True}, {"window": (3, 0)}, {"scale": 0.3}):
+            scale = options.get("scale", q.shape[-1] ** -0.5)
+            mine = fa3.flex_attention(q, k, v, score_mod=by_slope, **options)
+            right = fa3.attention(q, k, v, **{**options, "scale": scale * slope.item()})
+            torch.testing.assert_close(mine, right)
+        slope.fill_(0.5)
+
+
+def test_a_tensor_that_has_another_ones_address_is_another_one():
+    q, k, v = inputs(dtype=torch.float32)
+    ids = []
+    for factor in (1.0, 2.0, 3.0, 4.0):
+        row = torch.full((HEADS,), factor)
+        ids.append(id(row))
+        times = lambda s, b, h, i, j, t=row: s * t[h]  # noqa: E731
+        mine = fa3.flex_attention(q, k, v, score_mod=times, scale=0.5)
+        torch.testing.assert_close(mine, fa3.attention(q, k, v, scale=0.5 * factor))
+        del row, times
+    assert len({*ids}) < len(ids)  # or there was nothing to see
+
+
+def test_options_are_in_the_order_of_the_table():
+    from fa3._options import Options
+    from fa3._options import in_order as of_table
+    from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Window, deterministic, in_order
+    from fa3.masks import BlockMask
+
+    names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
+    lengths = {n: torch.full((), i) for i, n in enumerate(names)}
+    lengths |= {"max_seqlen_q": 5, "max_seqlen_k": 6}
+    blocks = BlockMask(torch.zeros(1), torch.ones(1))
+    for window in (EVERY_KEY, Window(3, 0)):
+        for of_lengths in (NO_LENGTHS, lengths, {**lengths, "deterministic": True}):
+            for mask in ((None, None), blocks):
+                mine = in_order(0.5, window, of_lengths, mask, 4 * (of_lengths is lengths))
+                named = {"window": window, "scale": 0.5, "block_mask": mask, **of_lengths}
+                named |= {"engine": "hopper"} if of_lengths is lengths else {}
+                right = Options(*of_table("attention", named))
+                for a, b in zip(Options(*mine), right, strict=True):
+                    assert a is b or a == b
+                assert Options(*deterministic(mine)).deterministic is True
+                assert Options(*deterministic(mine))[:13] == Options(*mine)[:13]
+
+
 def test_functions_in_globals_are_looked_at_in_each_call(monkeypatch):
     tensors = inputs(dtype=torch.float32)
 
@@ -441,18 +527,16 @@ def test_a_captured_tensor_of_another_rank_is_another_function():
 
 def test_another_device_is_seen():
     from fa3.flex import device, lists
+    from fa3.flex.call import EVERY_KEY
     from fa3.flex.functions import function_of
-    from fa3.flex.tiles import Window
 
     tensor, meta = torch.ones(2), torch.zeros(1, 200, 1, 8, device="meta")
     with pytest.raises(fa3.InvalidArgument, match="expected captured tensors on meta"):
-        device.captured(meta, [tensor], {})
+        device.on_device_of(meta, [tensor])
     function = function_of(lambda s, b, h, q, k: torch.where(q < k + 7, s, float("-inf")))
     host = torch.zeros(1, 200, 1, 8)
     for q in (host, meta, host):
-        made = lists.of_function(
-            function, Window(None, None), lists.Extents(1, 200, 200), 1, q.device
-        )
+        made = lists.of_function(*function, EVERY_KEY, lists.Extents(1, 200, 200), 1, q.device)
         assert made.blocks.device == q.device
 
 
@@ -477,15 +561,6 @@ def test_what_needs_no_gradient_is_computed_without_autograd(monkeypatch):
     slopes.requires_grad_()
     call(q.detach(), k.detach(), v.detach())
     assert len(recorded) == 3
-
-
-def test_strides_of_one_element_are_not_the_kernels_business():
-    from fa3.flex import device
-
-    tensor = torch.zeros(6).as_strided((1, 2, 3), (2**40, 3, 1))
-    ((address, shape, strides, *rest),) = device.captured(tensor, [tensor], {})
-    assert (address, *rest) == (tensor.data_ptr(), 0, False)
-    assert (shape, strides) == ((1, 2, 3), (0, 3, 1))
 
 
 def test_a_function_of_whole_tensors_is_traced_again():

@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
 from fa3 import masks  # noqa: E402
-from fa3.flex import attention, lists, tiles  # noqa: E402
+from fa3.flex import attention, lists  # noqa: E402
 from fa3.flex import device as device_of_scores  # noqa: E402
+from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Call, Listed  # noqa: E402
 
 ROWS, KEYS, HEADS, DIM = 300, 420, 4, 32
 
@@ -197,7 +198,7 @@ def test_keys_that_are_hidden_from_all_queries_take_bits_of_one_row(walked):
 
 
 def call_with(**fields):
-    plain = tiles.Call("masked", 1.0, tiles.Window(None, None), {"way": "plain"})
+    plain = Call("masked", 1.0, EVERY_KEY, NO_LENGTHS, {"way": "plain"})
     return plain._replace(**fields)
 
 
@@ -209,7 +210,7 @@ def test_kernels_that_walk_lists_are_tried_first_and_others_next():
         if options["way"] == refusing:
             raise fa3.Unsupported("not this way")
 
-    call = call_with(listed=tiles.Listed("alone", {"way": "listed"}))
+    call = call_with(listed=Listed("alone", {"way": "listed"}))
     refusing = None
     assert device_of_scores.by_a_kernel(call, run) and tried == [("alone", "listed")]
     refusing = "listed"
@@ -233,13 +234,13 @@ def test_what_is_captured_beside_a_mask_comes_first():
     def documents(b, h, q, k):
         return owner[q] == owner[k]
 
-    function = attention.function_of(attention.with_mask(alibi, documents))
-    alone = attention.function_of(alibi)
-    assert attention.captures_first(alone, function)
-    assert [t is s for t, s in zip(function.tensors, (slopes, owner), strict=True)] == [True] * 2
+    function, tensors = attention.function_of(attention.with_mask(alibi, documents))
+    alone, first = attention.function_of(alibi)
+    assert attention.captures_first((alone, first), (function, tensors))
+    assert [t is s for t, s in zip(tensors, (slopes, owner), strict=True)] == [True] * 2
     assert function.may_hide and not alone.may_hide
-    other = attention.function_of(lambda s, b, h, q, k: s + owner[k])
-    assert not attention.captures_first(other, function)
+    other, first = attention.function_of(lambda s, b, h, q, k: s + owner[k])
+    assert not attention.captures_first((other, first), (function, tensors))
 
 
 def learned_bias(tensor):

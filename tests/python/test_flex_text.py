@@ -123,10 +123,10 @@ def places(count=3000):
     return torch.stack(columns, -1).to(torch.int32)
 
 
-def of_text(function, scores, where, folder):
+def of_text(function, tensors, scores, where, folder):
     results = torch.empty_like(scores)
     compute = compiled(function, folder).compute
-    captures = captures_of(function.tensors)
+    captures = captures_of(tensors)
     arrays = (ctypes.c_void_p(x.data_ptr()) for x in (scores, where, results))
     compute(captures, *arrays, len(scores))
     return results
@@ -137,20 +137,21 @@ def leaves_of(scores, where):
     return {"score": scores.double(), **dict(zip(names, where.long().unbind(-1), strict=True))}
 
 
-def of_graph(function, scores, where):
+def of_graph(function, tensors, scores, where):
     leaves = leaves_of(scores, where)
-    (results,) = evaluate(function.graph, [function.result], leaves, function.tensors)
+    (results,) = evaluate(function.graph, [function.result], leaves, tensors)
     return results.expand(scores.shape)
 
 
 def check(score_mod, folder, scores=None):
     if COMPILER is None:
         pytest.skip("g++ is not installed")
-    function = function_of(score_mod)
+    function, tensors = function_of(score_mod)
     where = places()
     if scores is None:
         scores = functions.randn(len(where), dtype=torch.float32, seed=9)
-    mine, right = of_text(function, scores, where, folder), of_graph(function, scores, where)
+    given = function, tensors, scores, where
+    mine, right = of_text(*given, folder), of_graph(*given)
     torch.testing.assert_close(
         mine.double(), right.double(), rtol=ERROR, atol=ERROR, equal_nan=True
     )
@@ -180,20 +181,20 @@ def test_neighbouring_keys_are_taken_from_one_word(dtype, tmp_path):
         pytest.skip("g++ is not installed")
     table = functions.randn(HEADS, ROWS, ROWS - 1, seed=1).to(dtype)[..., :-1]
     table = torch.nn.functional.pad(table, (0, 2))[..., :-1]  # odd extent, even strides
-    function = function_of(lambda s, b, h, q, k: torch.tanh(s) + table[h, q - k * 0, k])
+    function, _ = function_of(lambda s, b, h, q, k: torch.tanh(s) + table[h, q - k * 0, k])
     assert "load_of_" not in text_of(function)  # its other indices name the key
-    function = function_of(lambda s, b, h, q, k: torch.tanh(s) + table[h, q, k])
+    function, tensors = function_of(lambda s, b, h, q, k: torch.tanh(s) + table[h, q, k])
     assert text_of(function).count("load_of_score<") == 1
     where = places()
     scores = functions.randn(len(where), dtype=torch.float32, seed=9)
-    captures, results = captures_of(function.tensors), torch.empty_like(scores)
+    captures, results = captures_of(tensors), torch.empty_like(scores)
     captures[0].extent_of_pairs = table.shape[-1]
     compute = compiled(function, tmp_path).compute_by_pairs
     arrays = (ctypes.c_void_p(x.data_ptr()) for x in (scores, where, results))
     compute(captures, *arrays, len(where))
     has_pair = where[:, 3] // 2 * 2 + 2 <= table.shape[-1]
     assert torch.equal(results.isfinite(), has_pair) and has_pair.sum() > len(where) // 2
-    right = of_text(function, scores, where, tmp_path)
+    right = of_text(function, tensors, scores, where, tmp_path)
     torch.testing.assert_close(results[has_pair], right[has_pair], rtol=0, atol=0)
 
 
@@ -201,7 +202,7 @@ def test_what_is_only_added_to_the_score_is_the_return():
     table, row = functions.randn(HEADS, ROWS, ROWS, seed=1), functions.randn(ROWS, seed=2)
 
     def end(score_mod):
-        return text_of(function_of(score_mod)).split("return ")[1]
+        return text_of(function_of(score_mod)[0]).split("return ")[1]
 
     number = r"score \+ x\d+;\n"
     assert re.fullmatch(number, end(lambda s, b, h, q, k: s + table[h, q, k]))
@@ -225,7 +226,7 @@ def test_what_is_loaded_ahead_is_the_only_one_of_16_bits():
         "two": lambda s, b, h, q, k: s + one[h, k] * other[h, q],
         "distance": lambda s, b, h, q, k: s + one[h, q - k],
     }
-    counts = {n: text_of(function_of(f)).count("load_of_key<") for n, f in texts.items()}
+    counts = {n: text_of(function_of(f)[0]).count("load_of_key<") for n, f in texts.items()}
     assert counts == {"one": 1, "none": 0, "two": 0, "distance": 0}
 
 
@@ -238,7 +239,7 @@ def test_what_has_an_element_for_each_score_is_loaded_by_scores():
         "head of a row": lambda s, b, h, q, k: s + table[(h + q) % HEADS, q, k],
         "row and head": lambda s, b, h, q, k: s + table[q, h, k],
     }
-    texts_of = {n: text_of(function_of(f)) for n, f in texts.items()}
+    texts_of = {n: text_of(function_of(f)[0]) for n, f in texts.items()}
     loads = {n: text.split("load_of_")[1].split("<")[0] for n, text in texts_of.items()}
     by_key = {"row before", "head of a row", "row and head"}
     assert loads == {n: "key" if n in by_key else "score" for n in texts}
@@ -249,7 +250,7 @@ def test_constants_divide_or_their_inverses_multiply(divisor, tmp_path):
     score_mod = lambda s, b, h, q, k: s / divisor  # noqa: E731
     check(score_mod, tmp_path)
     multiplies = 2.0**-126 <= abs(divisor) <= 2.0**126
-    assert (" / " in text_of(function_of(score_mod))) != multiplies
+    assert (" / " in text_of(function_of(score_mod)[0])) != multiplies
 
 
 def test_indices_are_clamped(tmp_path):
@@ -322,16 +323,16 @@ def test_bounds_of_integers_hold():
 
 def test_small_integers_become_floats_exactly(tmp_path):
     where = torch.tensor([[0, 0, q, k] for q in (0, 1, LONGEST - 1) for k in (0, 7, LONGEST - 1)])
-    function = function_of(lambda s, b, h, q, k: s * 0 + (q - k) * 1.0)
+    function, tensors = function_of(lambda s, b, h, q, k: s * 0 + (q - k) * 1.0)
     assert "small_to_float" in text_of(function)
     assert "small_to_float" not in text_of(function, longest=2**31)
-    results = of_text(function, torch.zeros(len(where)), where.to(torch.int32), tmp_path)
+    results = of_text(function, tensors, torch.zeros(len(where)), where.to(torch.int32), tmp_path)
     assert results.tolist() == [float(q - k) for _, _, q, k in where.tolist()]
 
 
-def gradients_of_graph(function, gradient, scores, where, given):
+def gradients_of_graph(function, tensors, gradient, scores, where, given):
     """The slope of each score, and the gradient of each captured tensor."""
-    graph, tensors = function.graph, function.tensors
+    graph = function.graph
     leaves = leaves_of(scores, where)
     (slope,) = evaluate(
         graph, [gradient.score], {**leaves, "cotangent": torch.ones_like(leaves["score"])}, tensors
@@ -350,22 +351,22 @@ def check_gradient(score_mod, folder):
     """Returns the texts, which compute what the graph of the gradient does."""
     if COMPILER is None:
         pytest.skip("g++ is not installed")
-    function = function_of(score_mod)
-    floats = [n for n, t in enumerate(function.tensors) if t.is_floating_point()]
+    function, tensors = function_of(score_mod)
+    floats = [n for n, t in enumerate(tensors) if t.is_floating_point()]
     gradient = function.gradient(tuple(floats))
     slope, gradients = slope_of(function, gradient), gradients_of(function, gradient)
     where = places()
     scores, given = (functions.randn(len(where), dtype=torch.float32, seed=s) for s in (9, 10))
     given[::3] = 0
-    slopes, mine = torch.empty_like(scores), [torch.zeros(t.shape) for t in function.tensors]
-    params = GradientParams(captures_of(function.tensors))
+    slopes, mine = torch.empty_like(scores), [torch.zeros(t.shape) for t in tensors]
+    params = GradientParams(captures_of(tensors))
     for to, total in zip(params.gradients, mine, strict=False):
         to.data = total.data_ptr()
         to.stride[: total.ndim] = total.stride()
     differentiate = compiled(function, folder, slope, gradients).differentiate
     arrays = (ctypes.c_void_p(x.data_ptr()) for x in (scores, given, where, slopes))
     differentiate(ctypes.byref(params), *arrays, len(scores))
-    right_slopes, right = gradients_of_graph(function, gradient, scores, where, given)
+    right_slopes, right = gradients_of_graph(function, tensors, gradient, scores, where, given)
     if slope is not None:
         torch.testing.assert_close(slopes.double(), right_slopes, rtol=ERROR, atol=ERROR)
     for total, exact in zip(mine, right, strict=True):

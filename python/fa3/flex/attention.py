@@ -4,10 +4,10 @@
 import torch
 from torch.autograd.function import once_differentiable
 
-from fa3._options import in_order
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, device, lists, tiles
 from fa3.flex.block_mask import mask_of, with_mask
+from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, Listed, Window, call_of, in_order
 from fa3.flex.functions import both, function_of, identity_of
 from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
@@ -21,111 +21,105 @@ from fa3.torch.checks import (
 from fa3.torch.library import needs_gradient
 from fa3.torch.operators import have_memory
 
-NOT_LISTED = None, None
+EVERY_SCORE = identity_of(None)  # a function's that changes none
 
 
 def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     """fa3.flex_attention: (out, lse); lse may be None where it is not asked for.
 
-    masks: mask_mod, block_mask, causal, window. lengths: also where keys are in a cache.
+    masks: mask_mod, block_mask, causal, window. lengths: by name, also where keys are in a cache;
+    call.NO_LENGTHS of none.
     """
     if not (type(q) is type(k) is type(v) is torch.Tensor):
         for name, x in (("q", q), ("k", k), ("v", v)):
             refuse_other_than_tensor(name, x)
     refuse_without_strides(q=q, k=k, v=v)
     mask_mod, block_mask, causal, window = masks
-    refuse_wrong_numbers(scale, causal=causal)
+    if scale is not None or type(causal) is not bool:
+        refuse_wrong_numbers(scale, causal=causal)
     window = window_of(causal, window)
     mask = mask_of(mask_mod, block_mask)
     if mask is None:
         return apply(function_of(score_mod), q, k, v, window, scale, lengths, return_lse)
-    identities = identity_of(score_mod), identity_of(mask)
+    own = EVERY_SCORE if score_mod is None else identity_of(score_mod)
+    of_mask = identity_of(mask)
     blocks, alike = None, lists.of_one_length(lengths)
-    if lists.can_walk(q, k, v, lengths):
+    extents = lists.extents_to_walk(q, k, v, lengths)
+    if extents is not None:
         # Where sequences have lengths of their own the window is not in the lists.
-        in_lists = window if alike else tiles.Window(None, None)
+        in_lists = window if alike else EVERY_KEY
         if mask_mod is None and in_lists.is_open() and isinstance(block_mask, BlockMask):
             blocks = block_mask
         else:
-            hides = function_of(with_mask(None, mask), both(identity_of(None), identities[1]))
-            extents = lists.extents_of(q, k, lengths)
-            blocks = lists.of_function(hides, in_lists, extents, q.shape[-2], q.device)
+            hides = function_of(with_mask(None, mask), both(EVERY_SCORE, of_mask))
+            blocks = lists.of_function(*hides, in_lists, extents, q.shape[-2], q.device)
     if blocks is not None and score_mod is None:
         try:
-            besides = {} if alike else lengths | {"window": window}
-            return by_lists(q, k, v, blocks, scale, False, return_lse, **besides)
+            beside = EVERY_KEY if alike else window
+            return by_lists(q, k, v, blocks, scale, beside, lengths, return_lse)
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
-    function = function_of(with_mask(score_mod, mask), both(*identities))
-    alone = None
+    traced = function_of(with_mask(score_mod, mask), both(own, of_mask))
+    listed = None
     if blocks is not None and score_mod is not None:
-        alone = function_of(score_mod, identities[0])
-    listed = alone, blocks
-    return apply(function, q, k, v, window, scale, lengths, return_lse, listed=listed)
+        alone = function_of(score_mod, own)
+        if captures_first(alone, traced):
+            listed = alone[0], blocks
+    return apply(traced, q, k, v, window, scale, lengths, return_lse, listed=listed)
 
 
-def by_lists(q, k, v, blocks, scale, deterministic, return_lse, **options):
+def by_lists(q, k, v, blocks, scale, window, lengths, return_lse):
     """(out, lse) where nothing but masks stands between the product and the softmax."""
-    options |= {"block_mask": blocks, "scale": scale, "deterministic": deterministic}
-    results = autograd.attend(q, k, v, None, return_lse, in_order("attention", options))
+    options = in_order(scale, window, lengths, blocks)
+    results = autograd.attend(q, k, v, None, return_lse, options)
     return results if return_lse else (results, None)
 
 
-def apply(
-    function,
-    q,
-    k,
-    v,
-    window,
-    scale,
-    lengths,
-    return_lse,
-    *,
-    listed=NOT_LISTED,
-    only_kernels=False,
-    out=None,
-):
-    """(out, lse) of a traced function. lengths: also deterministic, and the options of caches.
+def apply(traced, q, k, v, window, scale, lengths, return_lse, listed=None, **ways):
+    """(out, lse) of a traced function and what it captures. lengths: also deterministic, and the
+    options of caches.
 
-    listed: the function without its masks, and these as lists. only_kernels, out: of tiles.Call.
+    listed: the function without its masks, and these as lists. ways: only_kernels, out, of Call.
     """
+    function, tensors = traced
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
-    options = {"window": window, "scale": scale, **lengths}
-    alone, blocks = listed
-    listed = None
-    if alone is not None and captures_first(alone, function):
-        besides = {"scale": scale, **lengths, "block_mask": blocks}
-        if not lists.of_one_length(lengths):
-            besides |= {"window": window, "engine": lists.engine_of(q)}
-        listed = tiles.Listed(alone, besides)
-    call = tiles.Call(function, scale, window, options, listed, only_kernels, out)
-    learns = needs_gradient(q, k, v, *function.tensors)
+    if listed is not None:
+        alone, blocks = listed
+        alike = lists.of_one_length(lengths)
+        beside, engine = (EVERY_KEY, 0) if alike else (window, lists.engine_of(q))
+        listed = Listed(alone, in_order(scale, beside, lengths, blocks, engine))
+    call = call_of(function, scale, window, lengths, listed, **ways)
+    learns = needs_gradient(q, k, v, *tensors)
     if not learns and have_memory(q, k, v):
-        return forward(call, q, k, v, [*function.tensors], return_lse)
+        return forward(call, q, k, v, [*tensors], return_lse)
     if learns:
         caches.refuse_gradients(k, lengths)
-    if out is not None:
+    if call.out is not None:
         raise Unsupported("out: expected None where something needs a gradient, or has no memory")
-    return Flex.apply(call, q, k, v, *function.tensors)
+    return Flex.apply(call, q, k, v, *tensors)
 
 
-def captures_first(alone, function):
-    """Whether its tensors are the first of the other function's: by form, for a function may make
-    some anew each time it is traced."""
-    forms = [[(t.shape, t.dtype, t.device) for t in f.tensors] for f in (alone, function)]
+def captures_first(alone, traced):
+    """Whether what `alone` captures is what the other function captures first: by form where one of
+    them is traced each time, for that may make some anew."""
+    (alone, first), (function, tensors) = alone, traced
+    if alone.is_known and function.is_known:
+        pairs = zip(first, tensors, strict=False)
+        return len(first) <= len(tensors) and all(a is b for a, b in pairs)
+    forms = [[(t.shape, t.dtype, t.device) for t in given] for given in (first, tensors)]
     return forms[0] == forms[1][: len(forms[0])]
 
 
 def window_of(causal, window):
     if window == (None, None):
-        return tiles.Window(None, 0 if causal else None)
+        return NO_LATER_KEY if causal else EVERY_KEY
     left, right = (None if side in (None, -1) else int(side) for side in window)
     for name, side in (("left", left), ("right", right)):
         if side is not None and side < 0:
             raise InvalidArgument(f"window: expected {name} >= 0, -1 or None, got {side}")
     if causal:
         right = 0 if right is None else min(right, 0)
-    return tiles.Window(left, right)
+    return Window(left, right)
 
 
 def check_shapes(q, k, v, lengths):
@@ -193,7 +187,7 @@ def forward(call, q, k, v, tensors, return_lse):
     results = device.forward(call, q, k, v, tensors, return_lse)
     if results is not None:
         return results
-    check_shapes(q, k, v, call.options)
+    check_shapes(q, k, v, call.lengths)
     *before, heads, _ = q.shape
     shape, out = (*before, heads, v.shape[-1]), call.out
     if out is None:
@@ -215,7 +209,7 @@ def backward(call, wanted, saved, tensors, do, dlse):
     def zeros(number, dtype):
         return torch.zeros(tensors[number].shape, dtype=dtype, device=q.device)
 
-    stored = stored_of(call, wanted, q, k) if wanted and q.is_cuda else None
+    stored = stored_of(call, wanted, q, k, tensors) if wanted and q.is_cuda else None
     if stored is not None:
         totals = {n: zeros(n, q.dtype if n == stored else tiles.wide(q.dtype)) for n in wanted}
         gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals, stored)

@@ -14,6 +14,7 @@ from fa3._options import OF_FORWARD
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, lists
 from fa3.flex.attention import apply, by_lists, check_shapes, window_of
+from fa3.flex.call import EVERY_KEY, NO_LENGTHS
 from fa3.flex.stored import number_of
 from fa3.flex.trace import trace
 from fa3.torch.checks import refuse_wrong_numbers
@@ -25,11 +26,10 @@ TOGETHER = {
     *caches.NAMES,
 }
 FEW_QUERIES = 8  # whose number may be a part of the text
-OPTIONS = {  # those that a call of the kernels has, and their defaults
-    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
-    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), 0),
-    "deterministic": False,
-}
+OPTIONS = {**NO_LENGTHS, "deterministic": False}  # those of a call of the kernels
+
+
+BROADCAST = "(b | 1, hq | 1, sq | 1, sk | 1)"
 
 
 class Form(NamedTuple):
@@ -56,29 +56,26 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
             continue
         if isinstance(value, torch.Tensor) or value:
             raise Unsupported(f"{name}: not together with bias or alibi_slopes")
-    numbers = (options.get(name) for name in ("scale", "softcap", "causal"))
-    refuse_wrong_numbers(*numbers)
+    scale, softcap, causal = options.get("scale"), options.get("softcap"), options.get("causal")
+    refuse_wrong_numbers(scale, softcap, causal)
     if options.get("engine", "auto") not in ("auto", None):
         raise Unsupported("engine: expected none together with bias or alibi_slopes")
-    lengths = {**OPTIONS}
-    lengths |= {x: y for x, y in options.items() if x in OPTIONS and y is not None}
-    lengths |= caches.given(options)
-    if any(x.ndim != dims for x, dims in zip((q, k), dimensions(lengths), strict=True)):
+    given = {x: y for x, y in options.items() if x in OPTIONS and y is not None}
+    given |= caches.given(options)
+    lengths = {**OPTIONS, **given} if given else NO_LENGTHS
+    if (q.ndim, k.ndim) != dimensions(lengths):
         check_shapes(q, k, v, lengths)
-    window = window_of(options.get("causal"), options.get("window") or (None, None))
+    window = window_of(causal, options.get("window") or (None, None))
     shift, less = (None, 0) if alibi_slopes is None else shift_of(q, k, lengths)
-    softcap = float(options.get("softcap") or 0.0)
-    scale = options.get("scale")
+    softcap = float(softcap or 0.0)
     bias = with_four_dimensions(bias, q, k, lengths)
     if bias is not None and bias.requires_grad and q.is_cuda:
         bias = for_each_sequence(bias, extents(q, k, lengths)[0])
     only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
-    alike = lists.of_one_length(lengths)
-    if only_hides and alike and out is None and not softcap and lists.can_walk(q, k, v, lengths):
+    if only_hides and out is None and not softcap and can_be_listed(q, k, v, lengths):
         try:
             blocks = lists.of_booleans(bias, window, q, k)
-            given = blocks, scale, lengths["deterministic"], return_lse
-            out, lse = by_lists(q, k, v, *given)
+            out, lse = by_lists(q, k, v, blocks, scale, EVERY_KEY, lengths, return_lse)
             return (out, lse) if return_lse else out
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
@@ -90,19 +87,25 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
         softcap,
         less,
     )
-    if lengths["deterministic"] and q.is_cuda:
-        refuse_any_order(function, q, k, lengths)
-    ways = {"only_kernels": only_kernels, "out": out}
-    out, lse = apply(function, q, k, v, window, scale, lengths, return_lse, **ways)
+    if lengths.get("deterministic") and q.is_cuda:
+        refuse_any_order(*function, q, k, lengths)
+    given = q, k, v, window, scale, lengths, return_lse
+    out, lse = apply(function, *given, only_kernels=only_kernels, out=out)
     return (out, lse) if return_lse else out
 
 
-def refuse_any_order(function, q, k, lengths):
+def can_be_listed(q, k, v, lengths):
+    """Whether a boolean bias may become lists."""
+    alike = lists.of_one_length(lengths)
+    return alike and lists.extents_to_walk(q, k, v, lengths) is not None
+
+
+def refuse_any_order(function, tensors, q, k, lengths):
     """On a GPU float32 sums by atomic additions are not repeatable; what is stored is."""
-    learn = tuple(n for n, t in enumerate(function.tensors) if t.requires_grad)
+    learn = tuple(n for n, t in enumerate(tensors) if t.requires_grad)
     if not learn or torch.are_deterministic_algorithms_enabled():
         return
-    if learn != (number_of(function, learn, q, k, lengths),):
+    if learn != (number_of(function, tensors, learn, q, k, lengths),):
         raise Unsupported(
             "deterministic: the gradients of bias and alibi_slopes are repeatable on a GPU under"
             " torch.use_deterministic_algorithms(True), or where a bias of 16 bits has an element"
@@ -111,18 +114,20 @@ def refuse_any_order(function, q, k, lengths):
 
 
 def function_with(bias, slopes, shift, one_sided=False, softcap=0.0, shift_less=0):
-    """The traced function. bias: four dimensions; slopes: (b | 1, h | 1); shift: (b | 1,)."""
-    tensors = [t for t in (bias, slopes, shift) if t is not None]
-    form = Form(
-        None if bias is None else (*[extent > 1 for extent in bias.shape],),
-        None if slopes is None else (*[extent > 1 for extent in slopes.shape],),
-        None if shift is None else shift.shape[0] > 1,
-        shift_less,
-        one_sided,
-        softcap,
-        (*[t.dtype for t in tensors],),
-    )
-    return traced(form).with_tensors(tensors)
+    """The traced function, and what it captures. bias: four dimensions; slopes: (b | 1, h | 1);
+    shift: (b | 1,)."""
+    given = bias, slopes, shift
+    tensors = [t for t in given if t is not None]
+    shapes = (*[None if t is None else t.shape for t in given],)
+    types = (*[t.dtype for t in tensors],)
+    return of_shapes(shapes, shift_less, one_sided, softcap, types), tensors
+
+
+@functools.lru_cache(maxsize=256)
+def of_shapes(shapes, *others):
+    spread = (None if shape is None else (*(extent > 1 for extent in shape),) for shape in shapes)
+    bias, slopes, shift = spread
+    return traced(Form(bias, slopes, shift and shift[0], *others))
 
 
 @functools.lru_cache(maxsize=64)
@@ -132,9 +137,9 @@ def traced(form):
     bias = None if form.bias is None else torch.zeros([2] * 4, dtype=next(of_type))
     slopes = None if form.slopes is None else torch.zeros(2, 2, dtype=next(of_type))
     shift = None if form.shift is None else torch.zeros(2, dtype=next(of_type))
-    function = trace(functools.partial(score_of, form, bias, slopes, shift))
+    function, tensors = trace(functools.partial(score_of, form, bias, slopes, shift))
     given = [t for t in (bias, slopes, shift) if t is not None]
-    assert [id(t) for t in function.tensors] == [id(t) for t in given]
+    assert [id(t) for t in tensors] == [id(t) for t in given]
     # A bias may be -inf anywhere.
     function.may_hide = form.bias is not None
     return function
@@ -167,6 +172,8 @@ def places(spread, *indices):
 def shift_of(q, k, lengths):
     """(tensor, number): keys less queries of each sequence are the tensor, int32 and on q's device,
     less the number. The tensor is None where all are 0."""
+    if lengths is NO_LENGTHS and q.shape[1] == k.shape[1]:
+        return None, 0
     queries, keys = (rows_of(x, side, lengths) for x, side in ((q, "q"), (k, "k")))
     padding = lengths.get("left_padding")
     if padding is not None:
@@ -194,6 +201,8 @@ def rows_of(x, side, lengths):
 
 def dimensions(lengths):
     """Of q and k."""
+    if lengths is NO_LENGTHS:
+        return 4, 4
     return tuple(4 if lengths[f"cu_seqlens_{side}"] is None else 3 for side in "qk")
 
 
@@ -210,28 +219,37 @@ def with_four_dimensions(bias, q, k, lengths):
     if bias is None:
         return None
     full = extents(q, k, lengths)
-    wanted = "(b | 1, hq | 1, sq | 1, sk | 1)"
-    is_number = isinstance(bias, torch.Tensor) and (
-        bias.dtype == torch.bool or (bias.is_floating_point() and bias.dtype.itemsize >= 2)
-    )
-    if not is_number or bias.ndim > 4:
-        what = f"{bias.dtype} of {tuple(bias.shape)}" if isinstance(bias, torch.Tensor) else bias
-        raise InvalidArgument(
-            f"bias: expected a tensor {wanted} of floats, or booleans that are True where a query"
-            f" sees a key; got {what!r}"
-        )
+    if not isinstance(bias, torch.Tensor):
+        raise InvalidArgument(f"bias: expected a tensor {BROADCAST} of floats, got {bias!r}")
     check_device("bias", bias, q)
+    once = repeated(bias.dtype, bias.shape, bias.stride(), full)
     while bias.ndim < 4:
         bias = bias.unsqueeze(0)
-    for extent, most in zip(bias.shape, full, strict=True):
+    return bias if once is None else bias[once]
+
+
+@functools.lru_cache(maxsize=256)
+def repeated(dtype, shape, strides, full):
+    """Slices of a bias as with_four_dimensions() returns it, where some of it is expanded; None:
+    nothing is. Raises for one that does not broadcast to `full`."""
+    is_number = dtype == torch.bool or (dtype.is_floating_point and dtype.itemsize >= 2)
+    if not is_number or len(shape) > 4:
+        raise InvalidArgument(
+            f"bias: expected a tensor {BROADCAST} of floats, or booleans that are True where a"
+            f" query sees a key; got {dtype} of {tuple(shape)}"
+        )
+    missing = 4 - len(shape)
+    for extent, most in zip((1,) * missing + shape, full, strict=True):
         if extent != 1 and extent != most and (most is not None or extent == 0):
             expected = tuple("any" if m is None else m for m in full)
+            got = (1,) * missing + tuple(shape)
             raise InvalidArgument(
-                f"bias: expected {wanted}, which broadcasts to {expected}, got {tuple(bias.shape)}"
+                f"bias: expected {BROADCAST}, which broadcasts to {expected}, got {got}"
             )
-    if 0 in bias.stride():
-        bias = bias[tuple(slice(1) if s == 0 else slice(None) for s in bias.stride())]
-    return bias
+    if 0 not in strides:
+        return None
+    slices = (slice(1) if stride == 0 else slice(None) for stride in strides)
+    return (*[slice(None)] * missing, *slices)
 
 
 def for_each_sequence(bias, batch):
@@ -258,7 +276,7 @@ def with_two_dimensions(slopes, q, lengths):
     if not slopes.is_floating_point() or slopes.dtype.itemsize < 2:
         raise InvalidArgument(f"alibi_slopes: expected floats, got {slopes.dtype}")
     check_device("alibi_slopes", slopes, q)
-    return slopes if slopes.ndim == 2 else slopes[None]
+    return slopes if slopes.ndim == 2 else slopes.unsqueeze(0)
 
 
 def check_device(name, tensor, q):

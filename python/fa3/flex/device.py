@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from fa3 import _native
-from fa3._options import in_order
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex.caches import most_keys
-from fa3.flex.text import LONGEST
+from fa3.flex.call import deterministic
+from fa3.flex.text import LONGEST, NARROW
 from fa3.torch import operators
 
 
@@ -27,19 +27,20 @@ def forward(call, q, k, v, tensors, return_lse):
     """(out, lse), or (out, None) unless return_lse; or None, where tiles.py is to compute them."""
     if not q.is_cuda:
         return None
-    if q.dtype not in (torch.float16, torch.bfloat16):
+    if q.dtype not in NARROW:
         return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
     out = operators.new_out_quickly(q, v) if call.out is None else call.out
     lse = operators.new_lse(q) if return_lse else None
-    most = longest(q, k, call.options)
+    captured, most = on_device_of(q, tensors), longest(q, k, call.lengths)
 
     def run(function, options):
-        text = function.text(most)
-        described = captured(q, tensors, {})[: len(function.tensors)]
-        score = text, function.may_hide, nvrtc_path(), described
-        options = in_order("attention", options)
-        lend = operators.lend_like(q)
-        _native.forward_with_score(lend, score, q, k, v, out, lse, *options)
+        score = (
+            function.text(most),
+            function.may_hide,
+            nvrtc_path(),
+            captured[: len(function.types)],
+        )
+        _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *options)
 
     return (out, lse) if by_a_kernel(call, run) else None
 
@@ -49,10 +50,8 @@ def by_a_kernel(call, run, is_last=True):
 
     is_last: none is asked in another way behind that.
     """
-    ways = [(call.function, call.options)]
-    if call.listed is not None:
-        ways.insert(0, call.listed)
-    for function, options in ways:
+    first = () if call.listed is None else (call.listed,)
+    for function, options in (*first, (call.function, call.options)):
         try:
             run(function, options)
             return True
@@ -73,26 +72,26 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
     too, where no kernel does that.
     """
     q, k, v, out, lse = saved
-    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
+    if not q.is_cuda or q.dtype not in NARROW:
         return None
     *gradients, _ = operators.new_gradients(q, k, v, None)
-    most = longest(q, k, call.options)
+    most = longest(q, k, call.lengths)
+    captured = on_device_of(q, tensors)
 
     def run(function, options):
         for total in totals.values():  # of an attempt before
             total.zero_()
-        count = len(function.tensors)
+        count = len(function.types)
         added = tuple(n for n in wanted if n < count and n != stored)
         slope, gradients_text = function.gradient_texts(added, most)
         texts = slope, "" if stored is not None and gradients_text is None else gradients_text
-        described = captured(q, tensors, totals, stored)[:count]
-        score = function.text(most), function.may_hide, nvrtc_path(), described, *texts
+        sums = (*((totals[n], n == stored) if n in totals else None for n in range(count)),)
+        tensors_and_texts = captured[:count], *texts
+        score = function.text(most), function.may_hide, nvrtc_path(), *tensors_and_texts, sums
         if torch.are_deterministic_algorithms_enabled():
-            options = {**options, "deterministic": True}
-        options = in_order("attention", options)
-        lend, readable = operators.lend_like(q), operators.readable_by_tma(do)
-        given = readable, q, k, v, out, lse, dlse, *gradients, None
-        _native.backward_with_score(lend, score, *given, *options)
+            options = deterministic(options)
+        given = operators.readable_by_tma(do), q, k, v, out, lse, dlse, *gradients, None
+        _native.backward_with_score(operators.lend, score, *given, *options)
 
     # The forward has run: what only kernels may compute is not refused any more.
     if by_a_kernel(call._replace(only_kernels=False), run, is_last=stored is None):
@@ -102,10 +101,10 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
     return None
 
 
-def longest(q, k, options):
+def longest(q, k, lengths):
     """What bounds indices in the text: most calls share one bound, and with that one kernel."""
-    keys = max(k.shape) if "page_table" not in options else most_keys(k, options)
-    return LONGEST if max(*q.shape, keys) <= LONGEST else 2**31
+    keys = most_keys(k, lengths) if "page_table" in lengths else max(k.shape, default=0)
+    return LONGEST if max(max(q.shape, default=0), keys) <= LONGEST else 2**31
 
 
 def refused(reason):
@@ -113,13 +112,8 @@ def refused(reason):
     warnings.warn(text, SlowScores, stacklevel=5)
 
 
-def captured(q, tensors, totals, stored=None):
-    """(address, shape, strides, address of the gradient, whether it is stored) of each captured
-    tensor.
-
-    Numbers in host memory are brought to the device. totals: number -> gradient, float32.
-    """
-    described = []
+def on_device_of(q, tensors):
+    """The captured tensors, in a tuple. Numbers in host memory are brought to the device."""
     for number, tensor in enumerate(tensors):
         if tensor.device != q.device:
             if tensor.ndim > 0:
@@ -127,13 +121,8 @@ def captured(q, tensors, totals, stored=None):
                     f"score_mod: expected captured tensors on {q.device} as q, got one of shape"
                     f" {tuple(tensor.shape)} on {tensor.device}"
                 )
-            tensors[number] = tensor = tensor.to(q.device)
-        gradient = totals[number].data_ptr() if number in totals else 0
-        shape = tuple(tensor.shape)
-        # That of one element is never gone along, and may be larger than the library takes.
-        strides = tuple(s if n > 1 else 0 for s, n in zip(tensor.stride(), shape, strict=True))
-        described.append((tensor.data_ptr(), shape, strides, gradient, number == stored))
-    return tuple(described)
+            tensors[number] = tensor.to(q.device)
+    return (*tensors,)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import torch
 
 from fa3.flex import bias
 from fa3.flex.attention import attend
+from fa3.flex.call import NO_LENGTHS
 
 REASON = (
     "fa3 translates score functions and biases itself, in a step that torch.compile cannot "
@@ -22,6 +23,7 @@ REASON = (
 class Functions(NamedTuple):
     attend: object
     attend_with_bias: object
+    no_lengths: dict  # what says that sequences have the tensors' lengths
     beside_compiler: bool  # torch's compiler was there when they were made
 
     def fits(self):
@@ -35,6 +37,6 @@ def has_compiler():
 
 def functions():
     if not has_compiler():
-        return Functions(attend, bias.attend, False)
+        return Functions(attend, bias.attend, NO_LENGTHS, False)
     left_alone = (torch.compiler.disable(f, reason=REASON) for f in (attend, bias.attend))
-    return Functions(*left_alone, True)
+    return Functions(*left_alone, NO_LENGTHS, True)

@@ -3,10 +3,10 @@
 
 That can be seen of plain functions alone, and of what stands in their closures and in the globals
 that they name: tensors, numbers and other such functions. Others are traced at each call, which
-takes about a millisecond.
+takes about a millisecond. All of it is looked at in each call, since nobody is told when a global
+changes.
 """
 
-import functools
 import types
 import weakref
 
@@ -17,33 +17,51 @@ from fa3.flex.trace import Function, trace
 
 MOST = 256  # functions that are remembered
 MOST_DEPTH = 4  # of functions that name functions
-_known: dict[tuple, tuple] = {}  # what a function is -> its Function, oldest first
+_known: dict[object, tuple] = {}  # identity -> (its Function, weak references to what it captures)
+_identities: dict[tuple, object] = {}  # what tells a function from others -> its identity
+_codes: dict[int, tuple] = {}  # id -> (the code, what stands for it, the names in it)
+
+UNCHANGED = types.ModuleType, types.BuiltinFunctionType
+NUMBERS = bool, int, float, str
+
+
+def remember(table, key, value):
+    """The oldest makes room."""
+    if len(table) >= MOST:
+        del table[next(iter(table))]
+    table[key] = value
+    return value
 
 
 def function_of(score_mod, identity=None):
-    """The Function of score_mod, which may be None. identity: where it is not score_mod's own."""
+    """(the Function of score_mod, which may be None; the tensors that it captures).
+
+    identity: where it is not score_mod's own.
+    """
     key = identity_of(score_mod) if identity is None else identity
     if key is not None and (found := _known.get(key)) is not None:
-        known, references = found
-        tensors = [reference() for reference in references]
-        if all(t is not None for t in tensors):
-            return known.with_tensors(tensors)
-    function = trace_of(score_mod)
+        function, references = found
+        tensors = []
+        for reference in references:
+            tensor = reference()
+            if tensor is None:
+                break
+            tensors.append(tensor)
+        else:
+            return function, tensors
+    function, tensors = trace_of(score_mod)
     if key is not None and function.is_fixed:
-        function.key = key
+        function.is_known = True
         function.leaves, function.may_hide  # noqa: B018  looked for once, not in each call
-        if len(_known) >= MOST:
-            del _known[next(iter(_known))]
-        references = [weakref.ref(t) for t in function.tensors]
-        _known[key] = function.with_tensors([]), references
-    return function
+        remember(_known, key, (function, [weakref.ref(t) for t in tensors]))
+    return function, tensors
 
 
 def trace_of(score_mod):
     if score_mod is not None:
         return trace(score_mod)
     graph = Graph()
-    return Function(graph, graph.leaf(SCORE), [], True)
+    return Function(graph, graph.leaf(SCORE), (), True), []
 
 
 def both(first, second):
@@ -51,49 +69,65 @@ def both(first, second):
     return None if first is None or second is None else (first, second)
 
 
-def identity_of(value, depth=0):
-    """Equal for functions that do the same with the same tensors; None: it cannot be told."""
+def identity_of(value):
+    """One object for functions that do the same with the same tensors; None: it cannot be told."""
+    parts = []
+    if not add_identity(value, parts, 0):
+        return None
+    key = (*parts,)
+    found = _identities.get(key)
+    return remember(_identities, key, object()) if found is None else found
+
+
+def add_identity(value, parts, depth):
+    """Appends what tells the value from others, which begins with its kind; False: nothing does."""
     kind = type(value)
     if kind is types.FunctionType:
-        return identity_of_function(value, depth) if depth <= MOST_DEPTH else None
+        return depth <= MOST_DEPTH and add_function(value, parts, depth + 1)
     if isinstance(value, torch.Tensor):
-        return id(value), value.shape, value.dtype, value.requires_grad
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return kind, repr(value) if value == 0 else value  # 0.0 == -0.0
+        parts += id(value), value.shape, value.dtype, value.requires_grad
+        return True
+    if value is None or isinstance(value, NUMBERS):
+        parts += kind, repr(value) if value == 0 else value  # 0.0 == -0.0
+        return True
     if kind is tuple:
-        parts = (*(identity_of(part, depth + 1) for part in value),)
-        return None if None in parts else parts
-    return None
+        parts += kind, len(value)
+        return all(add_identity(part, parts, depth + 1) for part in value)
+    return False
 
 
-def identity_of_function(function, depth):
-    code, names = what_is_known_of(function.__code__)
-    defaults, namespace = function.__defaults__ or (), function.__globals__
-    identity, values = [code, len(defaults)], [*defaults]
-    if function.__kwdefaults__:
-        values += function.__kwdefaults__.values()
+def add_function(function, parts, depth):
+    code = function.__code__
+    found = _codes.get(id(code))
+    if found is None:
+        # An object stands for the code, whose own hash takes long.
+        found = remember(_codes, id(code), (code, object(), names_of(code)))
+    _, stands_for, names = found
+    parts.append(stands_for)
+    namespace = function.__globals__
     # What the names stand for, but modules and builtins, which no call changes. A name may be an
     # attribute's: then what it stands for here changes nothing.
     for name in names:
-        found = namespace.get(name, types)
-        unchanged = type(found) in (types.ModuleType, types.BuiltinFunctionType)
-        values.append(None if unchanged else found)
-    try:
-        values += [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # an empty cell
-        return None
-    for value in values:
-        part = identity_of(value, depth + 1)
-        if part is None:
-            return None
-        identity.append(part)
-    return (*identity,)
-
-
-@functools.lru_cache(maxsize=MOST)
-def what_is_known_of(code):
-    """(an object that stands for the code, whose own hash takes long; the names in it)."""
-    return object(), names_of(code)
+        value = namespace.get(name, types)
+        if type(value) in UNCHANGED:
+            parts.append(None)
+        elif not add_identity(value, parts, depth):
+            return False
+    defaults, keywords = function.__defaults__, function.__kwdefaults__
+    if defaults or keywords:
+        given = (*(defaults or ()), *(keywords or {}).values())
+        parts += types.FunctionType, (*(keywords or ()),), len(given)
+        for value in given:
+            if not add_identity(value, parts, depth):
+                return False
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # an empty cell
+            return False
+        if not add_identity(value, parts, depth):
+            return False
+    return True
 
 
 def names_of(code):

@@ -16,9 +16,13 @@ from typing import NamedTuple
 import torch
 
 from fa3 import masks
+from fa3._options import ENGINES
 from fa3.flex import caches
+from fa3.flex.call import NO_LENGTHS
 from fa3.flex.graph import BATCH, HEAD, KEY, QUERY, SCORE
 from fa3.flex.interpret import evaluate
+from fa3.flex.text import NARROW
+from fa3.torch.operators import is_any_autocast_enabled
 
 LONGEST_HEAD = 128  # of the Hopper engine's kernels that walk lists
 LONGEST_HEAD_ELSEWHERE = 256
@@ -33,47 +37,50 @@ class Extents(NamedTuple):
     rows: int  # of the longest one's queries
     keys: int
 
-    def pairs(self):
-        return self.sequences * self.rows * self.keys
-
-
-def extents_of(q, k, lengths):
-    cu_seqlens = lengths["cu_seqlens_q"]
-    if cu_seqlens is None:
-        return Extents(q.shape[0], q.shape[1], k.shape[1])
-    longest = (lengths[f"max_seqlen_{side}"] or x.shape[0] for side, x in (("q", q), ("k", k)))
-    return Extents(cu_seqlens.shape[0] - 1, *longest)
-
 
 def of_one_length(lengths):
     """Whether all sequences have the length of the tensors."""
-    names = ("cu_seqlens_q", "seqused_q", "seqused_k")
+    if lengths is NO_LENGTHS:
+        return True
+    names = "cu_seqlens_q", "seqused_q", "seqused_k"
     return all(lengths[name] is None for name in names) and not caches.given(lengths)
 
 
-def can_walk(q, k, v, lengths):
-    """Whether an engine walks lists for these tensors, as far as that is known without a plan, and
-    a map of the longest sequence for each has no more pairs than one of all packed rows."""
-    packed = lengths["cu_seqlens_q"] is not None
-    if packed != (lengths["cu_seqlens_k"] is not None) or q.dtype is torch.float64:
-        return False
-    if caches.given(lengths):
-        return False
-    if not q.ndim == k.ndim == v.ndim == (3 if packed else 4):
-        return False
-    pairs = extents_of(q, k, lengths).pairs()
-    if pairs == 0 or (packed and pairs > q.shape[0] * k.shape[0]):
-        return False
-    if torch.is_autocast_enabled("cuda" if q.is_cuda else q.device.type):
-        return False  # other types than the score function's, which autocast leaves alone
+def extents_to_walk(q, k, v, lengths):
+    """The Extents of these tensors; None where no engine walks lists for them, as far as that is
+    known without a plan, or a map of the longest sequence for each had more pairs than one of all
+    packed rows."""
+    cu_seqlens, of_q, of_k, of_v = lengths["cu_seqlens_q"], q.shape, k.shape, v.shape
+    packed = cu_seqlens is not None
+    if packed != (lengths["cu_seqlens_k"] is not None):
+        return None
+    if lengths is not NO_LENGTHS and caches.given(lengths):
+        return None
+    if not len(of_q) == len(of_k) == len(of_v) == (3 if packed else 4):
+        return None
+    if packed:
+        rows, keys = lengths["max_seqlen_q"] or of_q[0], lengths["max_seqlen_k"] or of_k[0]
+        extents = Extents(cu_seqlens.shape[0] - 1, rows, keys)
+    else:
+        extents = Extents(of_q[0], of_q[1], of_k[1])
+    pairs = extents.sequences * extents.rows * extents.keys
+    if pairs == 0 or (packed and pairs > of_q[0] * of_k[0]):
+        return None
+    if is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
+        return None  # other types than the score function's, which autocast leaves alone
+    return extents if takes_heads(q, of_q[-1], of_v[-1]) else None
+
+
+def takes_heads(q, dim, dim_v):
+    """Whether some engine walks lists for such head dims."""
     if q.is_cpu:
-        return True
-    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
+        return q.dtype is not torch.float64
+    if not q.is_cuda or q.dtype not in NARROW:
         return False
-    dims, capability = (q.shape[-1], v.shape[-1]), capability_of(q.device)
+    capability = capability_of(q.device)
     if capability == (9, 0):  # longer heads have kernels of the same engine for masks as functions
-        return all(d <= LONGEST_HEAD and d % 8 == 0 for d in dims)
-    return capability >= (8, 0) and max(dims) <= LONGEST_HEAD_ELSEWHERE
+        return max(dim, dim_v) <= LONGEST_HEAD and dim % 8 == dim_v % 8 == 0
+    return capability >= (8, 0) and max(dim, dim_v) <= LONGEST_HEAD_ELSEWHERE
 
 
 def engine_of(q):
@@ -83,7 +90,7 @@ def engine_of(q):
     there than another engine's lists, unless these hide most of the keys.
     """
     is_hopper = q.is_cuda and capability_of(q.device) == (9, 0)
-    return "hopper" if is_hopper and not os.environ.get("FA3_ENGINE") else "auto"
+    return ENGINES["hopper" if is_hopper and not os.environ.get("FA3_ENGINE") else "auto"]
 
 
 @functools.cache
@@ -91,7 +98,7 @@ def capability_of(device):
     return torch.cuda.get_device_capability(device)
 
 
-def of_function(function, window, extents, heads, device):
+def of_function(function, captured, window, extents, heads, device):
     """The fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides a
     key; None: it would be too large. window: that of sequences which all have these extents."""
     sequences, rows, keys = extents
@@ -99,12 +106,13 @@ def of_function(function, window, extents, heads, device):
     heads = heads if HEAD in function.leaves else 1
     if batch * heads * rows * keys > MOST_PAIRS:
         return None
-    if any(t.ndim > 0 and t.device != device for t in function.tensors):
-        return None  # whoever computes it otherwise has the sentence
+    for tensor in captured:
+        if tensor.device != device and tensor.ndim > 0:
+            return None  # whoever computes it otherwise has the sentence
     shape = batch, heads, rows, keys
 
     def make():
-        tensors = [t.to(device) for t in function.tensors]
+        tensors = [t.to(device) for t in captured]
 
         def rule(b, h, query, key):
             score = torch.zeros((), device=device)
@@ -114,8 +122,8 @@ def of_function(function, window, extents, heads, device):
 
         return masks.from_rule(rule, *shape, device=device)
 
-    key = None if function.key is None else (function.key, shape, window, device)
-    return kept(key, function.tensors, device.type == "cuda", make)
+    key = (function, shape, window, device) if function.is_known else None
+    return kept(key, captured, device.type == "cuda", make)
 
 
 def of_booleans(seen, window, q, k):
@@ -131,14 +139,14 @@ def of_booleans(seen, window, q, k):
         return masks.from_dense(mask & ~window.hides_at(query, key, keys - rows))
 
     # A view of the caller's tensor is another object in every call.
-    where = seen.data_ptr(), tuple(seen.shape), seen.stride(), seen.device
     base = seen if seen._base is None else seen._base
-    return kept(("booleans", where, rows, keys, window), [base], q.is_cuda, make)
+    where = seen.data_ptr(), seen.shape, seen.stride(), seen.device
+    return kept((id(base), where, rows, keys, window), [base], q.is_cuda, make)
 
 
 def kept(key, tensors, on_gpu, make):
-    """make(), or what it has made for this key while these tensors were the same. key None: it can
-    not be told whether they are.
+    """make(), or what it has made for this key while these tensors held the same. key: also says
+    which tensors they are; None: it cannot be told whether they hold the same.
 
     A graph that is being captured makes its own: it will be replayed over other numbers.
     """
@@ -146,7 +154,6 @@ def kept(key, tensors, on_gpu, make):
     capturing = on_gpu and torch.cuda.is_current_stream_capturing()
     if key is None or versions is None or capturing:
         return make()
-    key = key, tuple(id(t) for t in tensors)
     found = _known.get(key)
     if found is not None and found.is_of(tensors, versions):
         return found.made
@@ -163,8 +170,10 @@ class Kept(NamedTuple):
     made: masks.BlockMask
 
     def is_of(self, tensors, versions):
-        same = all(known() is t for known, t in zip(self.tensors, tensors, strict=True))
-        return same and self.versions == versions
+        for known, tensor in zip(self.tensors, tensors, strict=True):
+            if known() is not tensor:
+                return False
+        return self.versions == versions
 
     def bytes(self):
         return sum(part.nbytes for part in self.made if part is not None)
@@ -186,6 +195,9 @@ def keep(key, new):
 
 def versions_of(tensors):
     """How often each was written to; None: an inference tensor does not count."""
-    if any(t.is_inference() for t in tensors):
-        return None
-    return [t._version for t in tensors]
+    versions = []
+    for tensor in tensors:
+        if tensor.is_inference():
+            return None
+        versions.append(tensor._version)
+    return versions

@@ -10,40 +10,40 @@ from fa3.flex.text import NARROW, others_of_score
 WHOLE = 8  # elements of 16 bits in the 16 bytes that TMA wants rows to be multiples of
 
 
-def stored_of(call, wanted, q, k):
+def stored_of(call, wanted, q, k, tensors):
     """Its number among the captured tensors, or None."""
     functions = [call.function] if call.listed is None else [call.function, call.listed.function]
-    found = {number_of(f, wanted, q, k, call.options) for f in functions}
+    found = {number_of(f, tensors, wanted, q, k, call.lengths) for f in functions}
     return found.pop() if len(found) == 1 else None
 
 
-def number_of(function, wanted, q, k, options):
-    wanted = tuple(n for n in wanted if n < len(function.tensors))
+def number_of(function, tensors, wanted, q, k, lengths):
+    wanted = tuple(n for n in wanted if n < len(function.types))
     graph, gradient = function.graph, function.gradient(wanted)
     if graph.nodes[gradient.score].op != COTANGENT:
         return None
     for load, value in gradient.loads:
         node = graph.nodes[load]
-        tensor = function.tensors[node.value]
+        tensor = tensors[node.value]
         loads = sum(graph.nodes[n].value == node.value for n, _ in gradient.loads)
         others = others_of_score(graph, node)
         if loads > 1 or others is None or graph.nodes[value].op != COTANGENT:
             continue
-        if tensor.dtype in NARROW and one_to_one(graph, others, tensor.shape, q, k, options):
+        if tensor.dtype in NARROW and one_to_one(graph, others, tensor.shape, q, k, lengths):
             return node.value
     return None
 
 
-def one_to_one(graph, others, shape, q, k, options):
+def one_to_one(graph, others, shape, q, k, lengths):
     """Whether no two scores have one element, and each has one."""
-    cu = options.get("cu_seqlens_q")
+    cu = lengths["cu_seqlens_q"]
     batch = q.shape[0] if cu is None else cu.shape[0] - 1
     spread = {BATCH: batch, HEAD: q.shape[-2]}
     for index, extent in zip(others, shape, strict=False):
         op = graph.nodes[index].op
         if extent != spread.pop(op, 1):
             return False
-    rows = [x.shape[1] if cu is None else options.get(f"max_seqlen_{side}") or x.shape[0]
+    rows = [x.shape[1] if cu is None else lengths[f"max_seqlen_{side}"] or x.shape[0]
             for side, x in (("q", q), ("k", k))]  # fmt: skip
     is_whole = shape[-1] % WHOLE == 0
     return (

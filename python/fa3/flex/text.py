@@ -78,15 +78,15 @@ def body(function, longest, numbers, before=(), after=(), returns=None):
             numbers = [added if number == returns else number for number in numbers]
             after = [f"return score + {name_of(graph, added)};"]
     needed = graph.needed_for(*numbers)
-    ahead = loaded_ahead(graph, needed, function.tensors)
+    ahead = loaded_ahead(graph, needed, function.types)
     for number in needed:
         node = graph.nodes[number]
         if number == ahead:
-            element = ELEMENTS[function.tensors[node.value].dtype]
+            element = ELEMENTS[function.types[node.value]]
             call = loads_ahead(graph, node, longest)
             lines.append(f"const float x{number} = {call.format(f'{element}, {node.value}')};")
         elif node.op not in NAMES:
-            value = expression(graph, node, function.tensors, longest)
+            value = expression(graph, node, function.types, longest)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")
     return "\n".join([*lines, *after, ""])
 
@@ -108,11 +108,11 @@ def name_of(graph, number):
     return NAMES.get(graph.nodes[number].op, f"x{number}")
 
 
-def loaded_ahead(graph, numbers, tensors):
+def loaded_ahead(graph, numbers, types):
     """The only load of 16-bit floats, if it is one at (..., kv_idx) that asks for the key nowhere
     else: what is at the next key lies beside it. None: there is none, or there are several."""
     nodes = [(n, graph.nodes[n]) for n in numbers]
-    loads = [(n, x) for n, x in nodes if x.op == "load" and tensors[x.value].dtype in NARROW]
+    loads = [(n, x) for n, x in nodes if x.op == "load" and types[x.value] in NARROW]
     if len(loads) != 1 or not loads[0][1].arguments:
         return None
     ((number, load),) = loads
@@ -156,13 +156,13 @@ def indices(graph, arguments, longest):
     ]
 
 
-def expression(graph, node, tensors, longest):
+def expression(graph, node, types, longest):
     arguments = [name_of(graph, a) for a in node.arguments]
     bounds = [graph.bounds(a, longest) for a in node.arguments]
     if node.op == "constant":
         return literal(node.value)
     if node.op == "load":
-        element = ELEMENTS[tensors[node.value].dtype]
+        element = ELEMENTS[types[node.value]]
         places = ", ".join(indices(graph, node.arguments, longest))
         return f"load<{element}, {node.value}>({places})"
     if node.op == "to_float" and is_small(*bounds[0]):

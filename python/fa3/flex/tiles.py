@@ -5,8 +5,6 @@ Source: FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2. It runs whereve
 are. Next: interpret.py.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from fa3.flex.caches import with_factors
@@ -15,57 +13,6 @@ from fa3.flex.interpret import add_into, evaluate
 from fa3.flex.sequences import sequences_of
 
 QUERIES, KEYS = 256, 512  # of a tile; all heads at once
-
-
-class Window(NamedTuple):
-    """Keys that a query sees, counted from its diagonal; None is unbounded."""
-
-    left: int | None
-    right: int | None
-
-    def range(self, first, count, sequence):
-        """The keys [begin, end) that some of these queries may see."""
-        diagonal = first + sequence.keys - sequence.queries
-        begin = 0 if self.left is None else max(0, diagonal - self.left)
-        end = sequence.keys
-        if self.right is not None:
-            end = min(end, diagonal + count - 1 + self.right + 1)
-        return begin, end
-
-    def is_open(self):
-        return self.left is None and self.right is None
-
-    def hides(self, query, key, sequence):
-        return self.hides_at(query, key, sequence.keys - sequence.queries)
-
-    def hides_at(self, query, key, shift):
-        """shift: keys less queries."""
-        distance = key - query - shift
-        hidden = torch.zeros_like(distance, dtype=torch.bool)
-        if self.left is not None:
-            hidden |= distance < -self.left
-        if self.right is not None:
-            hidden |= distance > self.right
-        return hidden
-
-
-class Listed(NamedTuple):
-    """The same call for kernels that walk lists: what hides keys is in them."""
-
-    function: object  # without masks; it captures the first of the call's tensors
-    options: dict
-
-
-class Call(NamedTuple):
-    """What both passes need beside tensors."""
-
-    function: object  # trace.Function, with the masks
-    scale: float
-    window: Window
-    options: dict  # those of fa3.attention
-    listed: Listed | None = None
-    only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
-    out: torch.Tensor | None = None  # written instead of a new one
 
 
 def wide(dtype):
@@ -118,11 +65,11 @@ def forward(call, q, k, v, tensors, out, lse):
     out.zero_()
     lse.fill_(-torch.inf)
     dtype = wide(q.dtype)
-    for sequence in sequences_of(q, k, call.options):
+    for sequence in sequences_of(q, k, call.lengths):
         mine = heads_first(sequence.of_queries(q), dtype)
         keys, values = (
             with_factors(
-                heads_first(sequence.of_keys(x), dtype), call.options.get(factors), sequence.number
+                heads_first(sequence.of_keys(x), dtype), call.lengths.get(factors), sequence.number
             )
             for x, factors in ((k, "k_descale"), (v, "v_descale"))
         )
@@ -158,7 +105,7 @@ def backward(call, gradient, q, k, v, out, lse, tensors, do, dlse, totals):
     """dq, dk and dv. totals: number of a captured tensor -> its gradient, added to."""
     dtype = wide(q.dtype)
     dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (q, k, v))
-    for sequence in sequences_of(q, k, call.options):
+    for sequence in sequences_of(q, k, call.lengths):
         sides = {"q": q, "do": do, "out": out}
         mine = {n: heads_first(sequence.of_queries(x), dtype) for n, x in sides.items()}
         keys, values = (heads_first(sequence.of_keys(x), dtype) for x in (k, v))
@@ -199,5 +146,5 @@ def score_gradient(call, gradient, tile, tensors, ds, totals):
         place = [next(places) for _ in of_load]
         # A key that no row sees adds nothing, whatever the function's slope is there.
         value = torch.where(ds == 0, 0, value)
-        add_into(totals[graph.nodes[load].value], place, value, call.options.get("deterministic"))
+        add_into(totals[graph.nodes[load].value], place, value, call.lengths.get("deterministic"))
     return torch.where(ds == 0, 0, of_score).expand(ds.shape)

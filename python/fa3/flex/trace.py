@@ -27,23 +27,21 @@ ALL_DIMS = 4  # most dimensions of a captured tensor
 
 
 class Function:
-    """graph: of the function; result: the number of what it returns; tensors: what it captures."""
+    """graph: of the function; result: the number of what it returns; types: of what it captures.
 
-    def __init__(self, graph, result, tensors, is_fixed):
+    The captured tensors go beside it: who remembers a function does not keep them.
+    """
+
+    def __init__(self, graph, result, types, is_fixed):
         self.graph = graph
         self.result = result
-        self.tensors = tensors
+        self.types = types
         self.is_fixed = is_fixed  # nothing but the captured tensors' elements may change
-        self.key = None  # equal for functions that do the same with the same tensors
+        self.is_known = False  # one object does the same with the same tensors (functions.py)
+        self.calls = {}  # calls of it that need nothing but their tensors (call.py)
         self._gradients = {}
         self._texts = {}
         self._lock = threading.Lock()  # a gradient adds nodes
-
-    def with_tensors(self, tensors):
-        """The same function of other tensors of the same types and ranks."""
-        other = object.__new__(Function)  # copy.copy() takes 3 us
-        other.__dict__.update(self.__dict__, tensors=tensors)
-        return other
 
     def text(self, longest):
         """As CUDA (text.py): made once."""
@@ -94,7 +92,8 @@ def kind_of(dtype):
 
 
 def trace(score_mod):
-    """The Function of score_mod(score, b, h, q_idx, kv_idx), which returns the new score."""
+    """The Function of score_mod(score, b, h, q_idx, kv_idx), which returns the new score; and the
+    tensors that it captures."""
     tracer = Tracer()
     score = tracer.new_scalar(torch.float32, tracer.graph.leaf(SCORE))
     places = [
@@ -247,7 +246,8 @@ class Tracer(TorchDispatchMode):
         if isinstance(result, torch.Tensor) and result.ndim > 0:
             raise Unsupported(f"score_mod: returned shape {tuple(result.shape)}, expected a scalar")
         number = self.graph.to(FLOAT, self.scalar(result))
-        return Function(self.graph, number, self.tensors, self.is_fixed)
+        types = (*(t.dtype for t in self.tensors),)
+        return Function(self.graph, number, types, self.is_fixed), self.tensors
 
 
 def flattened(value):

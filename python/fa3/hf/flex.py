@@ -16,7 +16,7 @@ from fa3 import _backends
 from fa3._flex import load_flex
 from fa3.errors import Unsupported
 from fa3.flex import lists
-from fa3.flex.tiles import Window
+from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Window
 from fa3.hf.attention import attention_forward as with_options
 from fa3.hf.attention import pattern_of_layer, refuse_dropout, refuse_unknown
 from fa3.hf.mask import KEEPS_ELEMENTS, Mask
@@ -24,11 +24,6 @@ from fa3.hf.mask import attention_mask as mask_of_options
 from fa3.torch import attention
 
 NAME = "fa3_flex"
-EVERY_KEY = Window(None, None)
-NO_LENGTHS = {
-    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
-    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), 0),
-}
 # What the masks of these layers have said already, and what Triton's kernels alone are told.
 SAID = {
     *("sliding_window", "is_causal", "position_ids", "deterministic", "kernel_options"),

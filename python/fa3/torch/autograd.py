@@ -7,6 +7,7 @@ torch.ops.fa3.{forward, forward_out, backward} get their kernels under autograd'
 import sys
 
 import torch
+from torch import Tensor
 
 from fa3._arrays import refuse_negated
 from fa3._options import (
@@ -104,21 +105,24 @@ backward = define(
 
 def attend(q, k, v, out, return_lse, options, generator=None):
     """attention() of public.py with its options as one list, see in_order()."""
-    if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
+    if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         refuse_other_than_tensor("k", k)
         refuse_other_than_tensor("v", v)
     if out is not None:
         refuse_other_than_tensor("out", out)
-    device_type = "cuda" if q.is_cuda else q.device.type
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):
-        q, k, v = to_autocast_type(device_type, q, k, v)
+    plain = operators.is_plain_call(q, k, v)
+    if not plain or operators.is_any_autocast_enabled():
+        device_type = "cuda" if q.is_cuda else q.device.type
+        if device_type != "meta" and torch.is_autocast_enabled(device_type):
+            q, k, v = to_autocast_type(device_type, q, k, v)
     options = seeded(q, options, generator)
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         return in_float64(q, k, v, out, return_lse, options)
-    plain = operators.is_plain_call(q, k, v)
     if plain:
-        others = [x for x in (out, *options[SINK:]) if type(x) not in NUMBERS]
-        plain = operators.are_plain(others)
+        others = [] if out is None else [out]
+        if len(options) > SINK:
+            others += [x for x in options[SINK:] if type(x) not in NUMBERS]
+        plain = not others or operators.are_plain(others)
         if plain and not needs_gradient(q, k, v, *others):
             if out is not None:
                 written(out)

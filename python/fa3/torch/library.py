@@ -10,6 +10,7 @@ call, or refuses it, before it goes on below autograd.
 from functools import partial
 
 import torch
+from torch import Tensor, is_grad_enabled
 
 # autograd.Function.apply takes the levels of torch.func apart itself, for which it asks for a form
 # of Function that costs 50 us more a call. A kernel under autograd's keys is on one level already.
@@ -85,9 +86,9 @@ def needs_gradient(*arguments):
     """Whether autograd would record a call with these arguments."""
     if forward_ad._current_level >= 0:
         refuse_tangents(*arguments)
-    if torch.is_grad_enabled():
+    if is_grad_enabled():
         for argument in arguments:
-            if isinstance(argument, torch.Tensor) and argument.requires_grad:
+            if isinstance(argument, Tensor) and argument.requires_grad:
                 return True
     return False
 

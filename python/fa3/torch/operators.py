@@ -35,6 +35,7 @@ try:
         _is_torch_function_mode_enabled,
         _len_torch_dispatch_stack,
     )
+    from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
     from torch.autograd import _profiler_enabled, profiler
 
     profiler._is_profiler_enabled  # noqa: B018  there at all?
@@ -42,6 +43,12 @@ try:
     CAN_SEE_WATCHERS = True
 except (ImportError, AttributeError):
     CAN_SEE_WATCHERS = False
+
+    def is_any_autocast_enabled():
+        return True
+
+
+HAVE_MEMORY = torch.Tensor, torch.nn.Parameter
 
 
 def is_plain_call(q, k, v):
@@ -70,16 +77,20 @@ def is_plain_call(q, k, v):
 
 def are_plain(tensors):
     """The same of tensors beside q, k and v."""
-    return all(type(x) is torch.Tensor and not x.is_neg() and _has_storage(x) for x in tensors)
+    for x in tensors:
+        if type(x) is not torch.Tensor or x.is_neg() or not _has_storage(x):
+            return False
+    return True
 
 
 def have_memory(*tensors):
     """Whether the library could read the tensors now: no wrapper, tracer or compiler holds them."""
     if not CAN_SEE_WATCHERS or _are_functorch_transforms_active():
         return False
-    return all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors) and (
-        tensors[0].is_cpu or tensors[0].is_cuda
-    )
+    for tensor in tensors:
+        if type(tensor) not in HAVE_MEMORY:
+            return False
+    return tensors[0].is_cuda or tensors[0].is_cpu
 
 
 def result_shapes(q, v):
@@ -100,9 +111,11 @@ def new_out(q, v):
 
 def new_out_quickly(q, v):
     """new_out, by torch.empty_like where that gives the same strides: it takes half the time."""
-    if q.ndim in (3, 4) and v.ndim == q.ndim and q.is_contiguous():
-        columns = q.shape[-1]
-        if v.shape[-1] == columns and columns % 8 == 0 and q.dtype != torch.float8_e4m3fn:
+    shape, of_values = q.shape, v.shape
+    rank = len(shape)
+    if 3 <= rank <= 4 and len(of_values) == rank and q.is_contiguous():
+        columns = shape[-1]
+        if of_values[-1] == columns and columns % 8 == 0 and q.dtype != torch.float8_e4m3fn:
             return torch.empty_like(q, memory_format=torch.contiguous_format)
     return new_out(q, v)
 
@@ -154,10 +167,13 @@ def run_forward(q, k, v, out, lse, options, partial=None):
 
     partial: out and LSE over other keys, in float32, which the call goes on from; may be out, lse.
     """
-    options = with_seed_viewed(with_threads(q, options))
+    if not q.is_cuda:
+        options = with_threads(q, options)
+    if len(options) > DROPOUT_SEED:
+        options = with_seed_viewed(options)
     if partial is not None:
         options = [*options, *IN_ORDER[len(options) :], *partial]
-    _native.forward(lend_like(q) if q.is_cuda else None, q, k, v, out, lse, *options)
+    _native.forward(lend, q, k, v, out, lse, *options)
 
 
 def run_backward(do, q, k, v, out, lse, dlse, gradients, options, accumulate=(False, False)):
@@ -165,7 +181,6 @@ def run_backward(do, q, k, v, out, lse, dlse, gradients, options, accumulate=(Fa
 
     accumulate: whether dq, and whether dk and dv, which are float32 then, are added to instead.
     """
-    lend = lend_like(q) if q.is_cuda else None
     do, options = readable_by_tma(do), with_seed_viewed(with_threads(q, options))
     if any(accumulate):
         options = [*options, *IN_ORDER[len(options) : len(BOTH_PASSES)], *accumulate]
@@ -209,14 +224,13 @@ def threads_of(tensor, asked=0):
     return of_torch if of_torch < AVAILABLE_THREADS else 0
 
 
-def lend_like(tensor):
-    """Workspace from torch's own allocator: stream-ordered, and safe inside CUDA graphs."""
+def lend(count, index):
+    """Workspace on a GPU from torch's own allocator: stream-ordered, and safe inside CUDA graphs.
 
-    def lend(count):
-        memory = torch.empty(count, dtype=torch.uint8, device=tensor.device)
-        return memory, memory.data_ptr()
-
-    return lend
+    The compiled module asks the allocator itself, and here where it gets nothing, for the error.
+    """
+    memory = torch.empty(count, dtype=torch.uint8, device=f"cuda:{index}")
+    return memory, memory.data_ptr()
 
 
 def forward_kernel(q, k, v, *options):

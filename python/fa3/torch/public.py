@@ -7,13 +7,15 @@ from fa3 import _backends
 from fa3._flex import load_flex
 from fa3._options import in_order, takes_options
 from fa3.torch.autograd import attend, to_autocast_type
+from fa3.torch.operators import is_any_autocast_enabled
 
 
 def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options):
     """attention() with bias or alibi_slopes. options: by name."""
-    device_type = "cuda" if q.is_cuda else q.device.type
-    if torch.is_autocast_enabled(device_type):
-        q, k, v = to_autocast_type(device_type, q, k, v)
+    if is_any_autocast_enabled():
+        device_type = "cuda" if q.is_cuda else q.device.type
+        if torch.is_autocast_enabled(device_type):
+            q, k, v = to_autocast_type(device_type, q, k, v)
     load_flex()
     given = q, k, v, bias, alibi_slopes, out, return_lse, options
     return _backends.flex.attend_with_bias(*given)

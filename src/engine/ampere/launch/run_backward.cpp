@@ -16,7 +16,8 @@ Status find_main(const fa3_score_function& score, int device, BackwardPlan* plan
   cuda::Capability gpu;
   FA3_TRY(cuda::find_capability(device, &gpu));
   BackwardKernel& kernel = plan->kernel;
-  return cuda::find_kernel(score_program(score, kernel.config, gpu), score.compiler, &kernel.main);
+  return cuda::find_kernel(score_key(score, kernel.config, gpu), score.compiler, &kernel.main,
+                           [&] { return score_program(score, kernel.config, gpu); });
 }
 
 }  // namespace

@@ -38,8 +38,8 @@ MergeProblem merge_of(const Problem& problem, const PartialResults& partials, vo
 Status find_kernel(const fa3_score_function& score, int device, ForwardKernel* kernel) {
   cuda::Capability gpu;
   FA3_TRY(cuda::find_capability(device, &gpu));
-  return cuda::find_kernel(score_program(score, kernel->config, gpu), score.compiler,
-                           &kernel->function);
+  return cuda::find_kernel(score_key(score, kernel->config, gpu), score.compiler, &kernel->function,
+                           [&] { return score_program(score, kernel->config, gpu); });
 }
 
 }  // namespace

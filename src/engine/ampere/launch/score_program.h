@@ -17,4 +17,10 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& config,
                             const cuda::Capability& gpu);
 
+// What these programs follow from.
+cuda::ProgramKey score_key(const fa3_score_function& score, const ForwardConfig& config,
+                           const cuda::Capability& gpu);
+cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,
+                           const cuda::Capability& gpu);
+
 }  // namespace fa3::ampere

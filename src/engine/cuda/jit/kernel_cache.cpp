@@ -16,7 +16,7 @@ namespace fa3::cuda {
 namespace {
 
 // Everything that the code follows from, but for the compiler's version: another one's code is as
-// good.
+// good. It names the file on disk.
 std::string key_of(const Program& program) {
   std::string key =
       concat("fa3 ", FA3_VERSION_MAJOR, ".", FA3_VERSION_MINOR, ".", FA3_VERSION_PATCH, " ",
@@ -37,14 +37,13 @@ Status load(const std::string& code, const void** kernel) {
 
 struct Known {
   std::shared_mutex mutex;
-  std::unordered_map<std::string, const void*> kernels;
-
-  const void* find(const std::string& key) {
-    const std::shared_lock lock(mutex);
-    const auto found = kernels.find(key);
-    return found == kernels.end() ? nullptr : found->second;
-  }
+  std::unordered_map<std::string, const void*> kernels;  // by ProgramKey::bytes()
 };
+
+Known& known_kernels() {
+  static Known& known = *new Known;  // outlives every caller
+  return known;
+}
 
 }  // namespace
 
@@ -57,20 +56,25 @@ Status find_code(const Program& program, const char* nvrtc, std::string* code) {
   return {};
 }
 
-Status find_kernel(const Program& program, const char* nvrtc, const void** kernel) {
-  static Known& known = *new Known;  // outlives every caller
+const void* known_kernel(const ProgramKey& key) {
+  Known& known = known_kernels();
+  const std::shared_lock lock(known.mutex);
+  const auto found = known.kernels.find(key.bytes());
+  return found == known.kernels.end() ? nullptr : found->second;
+}
+
+Status make_kernel(const ProgramKey& key, const Program& program, const char* nvrtc,
+                   const void** kernel) {
   static std::mutex& one_compiles = *new std::mutex;
-  const std::string key = key_of(program);
-  *kernel = known.find(key);
-  if (*kernel != nullptr) return {};
   const std::lock_guard lock(one_compiles);
-  *kernel = known.find(key);
+  *kernel = known_kernel(key);
   if (*kernel != nullptr) return {};
   std::string code;
   FA3_TRY(find_code(program, nvrtc, &code));
   FA3_TRY(load(code, kernel));
+  Known& known = known_kernels();
   const std::lock_guard insertion(known.mutex);
-  known.kernels.emplace(key, *kernel);
+  known.kernels.emplace(key.bytes(), *kernel);
   return {};
 }
 

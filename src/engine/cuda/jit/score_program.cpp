@@ -112,6 +112,23 @@ bool adds_to_score(const fa3_score_function& score) {
   return end != name && *end == ';';
 }
 
+std::string text_of(const char* type, std::span<const ConfigField> fields) {
+  std::string text = concat(type, "{");
+  for (const auto& [name, its_type, value] : fields) {
+    text += concat(".", name, " = ", its_type, "(", value, "), ");
+  }
+  return text + "}";
+}
+
+ProgramKey key_of(const char* kernel, std::span<const ConfigField> fields,
+                  const fa3_score_function& score) {
+  ProgramKey key;
+  key.add(kernel);
+  for (const ConfigField& field : fields) key.add(field.value);
+  key.add(score.text).add(score.slope).add(score.gradients);
+  return key.add(score.may_hide != 0).add(score.num_tensors == 0);
+}
+
 std::string definition_of_pairs(const fa3_score_function& score) {
   const char* const load = only_load(score.text);
   const int tensor = load == nullptr ? -1 : tensor_of(load);

@@ -27,7 +27,8 @@ Status find_main(const fa3_score_function& score, BackwardPlan* plan,
     }
     if (!encoded) return cuda::finish(cudaErrorInvalidValue, "hopper backward");
   }
-  return cuda::find_kernel(score_program(score, c, captured), score.compiler, &plan->main);
+  return cuda::find_kernel(score_key(score, c, captured), score.compiler, &plan->main,
+                           [&] { return score_program(score, c, captured); });
 }
 
 }  // namespace

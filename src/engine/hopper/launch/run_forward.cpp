@@ -66,8 +66,9 @@ Status run_scored(const fa3_score_function& score, int device, const ForwardPlan
                            kernel.config.captured_tile())) {
     return cuda::finish(cudaErrorInvalidValue, "hopper forward");
   }
-  FA3_TRY(cuda::find_kernel(score_program(score, kernel.config, captured), score.compiler,
-                            &kernel.function));
+  FA3_TRY(cuda::find_kernel(score_key(score, kernel.config, captured), score.compiler,
+                            &kernel.function,
+                            [&] { return score_program(score, kernel.config, captured); }));
   return run(device, scored, workspace, stream);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <utility>
 
 #include "core/error.h"
@@ -12,18 +13,37 @@
 namespace fa3::hopper {
 namespace {
 
-// A ForwardConfig as a constant of the program: all that rows of kScoreTable, kMaskTable and
-// kDecodeTable differ in.
-std::string text_of(const ForwardConfig& c) {
-  return concat("ForwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
-                ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m,
-                ", .block_n = ", c.block_n, ", .q_stages = ", c.q_stages,
-                ", .kv_stages = ", c.kv_stages, ", .ping_pong = ", cuda::bool_literal(c.ping_pong),
-                ", .ctas_per_sm = ", c.ctas_per_sm, ", .quantized_stages = ", c.quantized_stages,
-                ", .may_split = ", cuda::bool_literal(c.may_split),
-                ", .guarded = ", cuda::bool_literal(c.guarded),
-                ", .block_mask = ", cuda::bool_literal(c.block_mask), ", .variant = Variant(",
-                int(c.variant), ")}");
+// What rows of kScoreTable, kMaskTable and kDecodeTable differ in.
+std::array<cuda::ConfigField, 14> fields_of(const ForwardConfig& c) {
+  return {{{"element", "Element", int(c.element)},
+           {"head_dim", "int", c.head_dim},
+           {"head_dim_v", "int", c.head_dim_v},
+           {"block_m", "int", c.block_m},
+           {"block_n", "int", c.block_n},
+           {"q_stages", "int", c.q_stages},
+           {"kv_stages", "int", c.kv_stages},
+           {"ping_pong", "bool", c.ping_pong},
+           {"ctas_per_sm", "int", c.ctas_per_sm},
+           {"quantized_stages", "int", c.quantized_stages},
+           {"may_split", "bool", c.may_split},
+           {"guarded", "bool", c.guarded},
+           {"block_mask", "bool", c.block_mask},
+           {"variant", "Variant", int(c.variant)}}};
+}
+
+// No kernel with a score function has dropout.
+std::array<cuda::ConfigField, 11> fields_of(const BackwardConfig& c) {
+  return {{{"element", "Element", int(c.element)},
+           {"head_dim", "int", c.head_dim},
+           {"head_dim_v", "int", c.head_dim_v},
+           {"block_m", "int", c.block_m},
+           {"block_n", "int", c.block_n},
+           {"stages", "int", c.stages},
+           {"ds_stages", "int", c.ds_stages},
+           {"helpers", "bool", c.helpers},
+           {"variant", "Variant", int(c.variant)},
+           {"splits_heads", "bool", c.splits_heads},
+           {"block_mask", "bool", c.block_mask}}};
 }
 
 const char* scheduler_of(const ForwardConfig& c) {
@@ -34,17 +54,6 @@ const char* scheduler_of(const ForwardConfig& c) {
 const char* loader_of(const ForwardConfig& c) {
   if (c.block_mask) return "load_tma_listed.cuh";
   return c.kv_loader() == KvLoaderKind::kDense ? "load_tma.cuh" : "load_tma_pages.cuh";
-}
-
-// The same of a BackwardConfig. No kernel with a score function has dropout.
-std::string text_of(const BackwardConfig& c) {
-  return concat("BackwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
-                ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m,
-                ", .block_n = ", c.block_n, ", .stages = ", c.stages,
-                ", .ds_stages = ", c.ds_stages, ", .helpers = ", cuda::bool_literal(c.helpers),
-                ", .variant = Variant(", int(c.variant),
-                "), .splits_heads = ", cuda::bool_literal(c.splits_heads),
-                ", .block_mask = ", cuda::bool_literal(c.block_mask), "}");
 }
 
 cuda::ScoreKernel kernel_of(std::string includes, std::string text) {
@@ -67,13 +76,14 @@ constexpr const char* kPlaceOfListedStep =
 cuda::Program decode_program(const fa3_score_function& score, const ForwardConfig& c) {
   return cuda::forward_program(
       score,
-      kernel_of("#include \"engine/hopper/decode/decode_kernel.cuh\"\n",
-                concat("constexpr ForwardConfig kConfig = ", text_of(c),
-                       ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
-                       " && sizeof(DecodeSmem<kConfig>) <= "
-                       "smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));\n"
-                       "template __global__ void decode_kernel<kConfig>("
-                       "const __grid_constant__ ForwardParams);\n")));
+      kernel_of(
+          "#include \"engine/hopper/decode/decode_kernel.cuh\"\n",
+          concat("constexpr ForwardConfig kConfig = ", cuda::text_of("ForwardConfig", fields_of(c)),
+                 ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
+                 " && sizeof(DecodeSmem<kConfig>) <= "
+                 "smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));\n"
+                 "template __global__ void decode_kernel<kConfig>("
+                 "const __grid_constant__ ForwardParams);\n")));
 }
 
 // Tiles of a captured tensor take shared memory from Q and from K and V, of which two of each stay.
@@ -96,11 +106,23 @@ std::string definition_of_tile(int captured) {
   return captured == kNoTile ? "" : concat("#define FA3_SCORE_TILE ", captured, "\n");
 }
 
+bool is_tile_read_once(const fa3_score_function& score, int captured) {
+  return captured != kNoTile && captured < score.num_tensors &&
+         is_read_once(score.tensors[captured]);
+}
+
 // What a forward does with tiles.
 std::string ways_of_tile(const fa3_score_function& score, int captured) {
-  const bool once = captured < score.num_tensors && is_read_once(score.tensors[captured]);
+  const bool once = is_tile_read_once(score, captured);
   return concat(cuda::adds_to_score(score) ? "#define FA3_SCORE_ADDS\n" : "",
                 once ? "#define FA3_SCORE_TILE_ONCE\n" : "");
+}
+
+template <class Config>
+cuda::ProgramKey key_of(const char* kernel, const fa3_score_function& score, const Config& config,
+                        int captured) {
+  cuda::ProgramKey key = cuda::key_of(kernel, fields_of(config), score);
+  return key.add(captured);
 }
 
 }  // namespace
@@ -128,16 +150,17 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
   if (!has_tile && !pairs.empty() && score.may_hide != 0) c.guarded = false;
   return cuda::forward_program(
       score,
-      kernel_of(concat(pairs, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
-                       "#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
-                       "#include \"engine/hopper/forward/producer/",
-                       loader_of(c), "\"\n#include \"engine/hopper/forward/producer/",
-                       scheduler_of(c), "\"\n"),
-                concat("constexpr ForwardConfig kConfig = ", text_of(c),
-                       ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
-                       " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
-                       "template __global__ void forward_kernel<kConfig>("
-                       "const __grid_constant__ ForwardParams);\n")));
+      kernel_of(
+          concat(pairs, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
+                 "#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
+                 "#include \"engine/hopper/forward/producer/",
+                 loader_of(c), "\"\n#include \"engine/hopper/forward/producer/", scheduler_of(c),
+                 "\"\n"),
+          concat("constexpr ForwardConfig kConfig = ", cuda::text_of("ForwardConfig", fields_of(c)),
+                 ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
+                 " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
+                 "template __global__ void forward_kernel<kConfig>("
+                 "const __grid_constant__ ForwardParams);\n")));
 }
 
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c,
@@ -147,12 +170,24 @@ cuda::Program score_program(const fa3_score_function& score, const BackwardConfi
       kernel_of(definition_of_tile(captured) +
                     (find_stored_gradient(score) != kNoTile ? "#define FA3_SCORE_STORES\n" : "") +
                     "#include \"engine/hopper/backward/backward_kernel.cuh\"\n",
-                concat("constexpr BackwardConfig kConfig = ", text_of(c), ";\n",
+                concat("constexpr BackwardConfig kConfig = ",
+                       cuda::text_of("BackwardConfig", fields_of(c)), ";\n",
                        c.block_mask ? kPlaceOfListedStep : "",
                        "static_assert(sizeof(BackwardParams) == ", sizeof(ScoredBackwardParams),
                        " && backward_smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
                        "template __global__ void backward_kernel<kConfig>("
                        "const __grid_constant__ BackwardParams);\n")));
+}
+
+cuda::ProgramKey score_key(const fa3_score_function& score, const ForwardConfig& config,
+                           int captured) {
+  return key_of("hopper forward", score, config, captured).add(is_tile_read_once(score, captured));
+}
+
+cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,
+                           int captured) {
+  const bool stores = find_stored_gradient(score) != kNoTile;
+  return key_of("hopper backward", score, config, captured).add(stores);
 }
 
 }  // namespace fa3::hopper

@@ -21,4 +21,10 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& config,
                             int captured = kNoTile);
 
+// What these programs follow from.
+cuda::ProgramKey score_key(const fa3_score_function& score, const ForwardConfig& config,
+                           int captured = kNoTile);
+cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,
+                           int captured = kNoTile);
+
 }  // namespace fa3::hopper

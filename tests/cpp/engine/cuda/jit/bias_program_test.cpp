@@ -26,8 +26,8 @@ TEST_F(ScoreProgram, LoadsAheadFromTheOnlyTensorOfKeys) {
   EXPECT_EQ(twice.text.find("FA3_SCORE_PAIRS"), std::string::npos);
   auto hides = function_of(kOnce);
   hides.may_hide = 1;
-  EXPECT_NE(once.text.find(".guarded = true"), std::string::npos);
-  EXPECT_EQ(hopper::score_program(hides, c).text.find(".guarded = true"), std::string::npos);
+  EXPECT_NE(once.text.find(".guarded = bool(1)"), std::string::npos);
+  EXPECT_EQ(hopper::score_program(hides, c).text.find(".guarded = bool(1)"), std::string::npos);
   std::string code;
   for (const auto* program : {&once, &twice}) {
     const Status status = cuda::find_code(*program, nullptr, &code);

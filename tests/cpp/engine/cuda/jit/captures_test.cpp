@@ -2,10 +2,21 @@
 // What a score function's text and tensors say without a compiler: tiles, pairs, stored gradients.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+
+#include "engine/ampere/launch/score_program.h"
+#include "engine/ampere/tables/forward_table.h"
+#include "engine/ampere/tables/mask_backward_table.h"
 #include "engine/cuda/jit/fixture.h"
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/host/captured_tile.h"
+#include "engine/hopper/launch/score_program.h"
 #include "engine/hopper/plan/choose_together.h"
+#include "engine/hopper/tables/backward_table.h"
+#include "engine/hopper/tables/decode_table.h"
+#include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/mask_table.h"
 
 namespace fa3 {
 namespace {
@@ -22,6 +33,82 @@ TEST(ScoreText, AddsWhereItsOneReturnNamesTheScoreAlone) {
   EXPECT_FALSE(adds("const float x = 1.0f;\nreturn score + x > 0 ? 1 : 0;"));
   EXPECT_FALSE(adds("const float x = 1.0f;\nreturn score + x * x;"));
   EXPECT_FALSE(adds("return score + score;"));
+}
+
+// Functions that differ in one thing each.
+std::vector<fa3_score_function> some_functions(const fa3_captured_tensor* tensors) {
+  auto bias = function_of("return score + load_of_score<Half, 0>(q_idx, kv_idx, h);");
+  bias.tensors = tensors;
+  bias.num_tensors = 1;
+  std::vector<fa3_score_function> found{function_of("return tangent(score);"), bias};
+  const auto also = [&found](fa3_score_function score, const auto& change) {
+    change(score);
+    found.push_back(score);
+  };
+  also(found[0], [](auto& f) { f.text = "return score * 2.0f;"; });
+  also(found[0], [&](auto& f) { f.tensors = tensors, f.num_tensors = 1; });
+  also(found[0], [](auto& f) { f.may_hide = 1; });
+  also(found[0], [](auto& f) { f.slope = ""; });
+  also(found[0], [](auto& f) { f.slope = "return 2.0f;"; });
+  also(bias, [](auto& f) { f.gradients = "add<0>(gradient, h, q_idx, kv_idx);"; });
+  also(bias, [](auto& f) { f.gradients = "add<0>(score, h, q_idx, kv_idx);"; });
+  also(bias, [&](auto& f) { f.tensors = tensors + 1; });
+  also(bias, [&](auto& f) { f.tensors = tensors + 2, f.gradients = ""; });
+  also(bias, [](auto& f) { f.gradients = ""; });
+  return found;
+}
+
+TEST(ScoreKeys, TellProgramsApart) {
+  const fa3_captured_tensor own{.data = reinterpret_cast<const void*>(uintptr_t{0x7000}),
+                                .rank = 3,
+                                .shape = {4, 128, 128},
+                                .stride = {16384, 128, 1}};
+  fa3_captured_tensor tensors[3] = {own, own, own};
+  tensors[1].stride[0] = 0;  // one for all heads
+  tensors[2].stores_gradient = 1;
+  tensors[2].gradient = reinterpret_cast<float*>(uintptr_t{0x9000});
+  std::map<std::string, std::string> texts;
+  int programs = 0;
+  const auto see = [&](const cuda::ProgramKey& key, const cuda::Program& program) {
+    const std::string text = program.architecture + program.text;
+    EXPECT_EQ(texts.emplace(key.bytes(), text).first->second, text);
+    ++programs;
+  };
+  for (const fa3_score_function& f : some_functions(tensors)) {
+    const auto on_hopper = [&](const auto& config, int captured) {
+      see(hopper::score_key(f, config, captured), hopper::score_program(f, config, captured));
+    };
+    const auto on_ampere = [&](const auto& config, const cuda::Capability& gpu) {
+      see(ampere::score_key(f, config, gpu), ampere::score_program(f, config, gpu));
+    };
+    for (const auto e : {hopper::Element::kBf16, hopper::Element::kFp16}) {
+      for (const auto v : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
+        for (const int captured : {hopper::kNoTile, 0}) {
+          const auto both = [&](const auto& row) { on_hopper(row.config.with(e, v), captured); };
+          std::ranges::for_each(hopper::kScoreTable, both);
+          std::ranges::for_each(hopper::kPureScoreTable, both);
+          std::ranges::for_each(hopper::kMaskTable, both);
+          std::ranges::for_each(hopper::kBackwardTable, both);
+          std::ranges::for_each(hopper::kMaskBackwardTable, both);
+        }
+      }
+      for (const hopper::KernelInstance& row : hopper::kDecodeTable) {
+        on_hopper(row.config.with(e, hopper::Variant::kDecode), hopper::kNoTile);
+      }
+      for (const ampere::KernelInstance& row : ampere::kForwardTable) {
+        on_ampere(row.config.with(e).with_score_function(), {8, 0});
+        on_ampere(row.config.with(e).with_score_function(), {8, 9});
+        ampere::ForwardConfig of_cache = row.config.with(e).with_score_function();
+        of_cache.quantized = true;
+        on_ampere(of_cache, {8, 9});
+      }
+      for (const ampere::BackwardInstance& row : ampere::kMaskBackwardTable) {
+        on_ampere(row.config.with(e, true).with_score_function(false), {8, 0});
+        on_ampere(row.config.with(e, true).with_score_function(true), {8, 0});
+      }
+    }
+  }
+  EXPECT_GT(programs, 1000);
 }
 
 TEST(Captures, AreTilesWhereTmaCanBringThem) {
