@@ -16,7 +16,7 @@ class Rows(NamedTuple):
 
     entry: int | None  # of the batch; None: packed, or in pages
     first: int
-    count: int
+    length: int
     pages: torch.Tensor | None = None  # whose rows follow each other
 
     def of(self, x):
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
             x = x[self.pages].flatten(0, 1)
         elif self.entry is not None:
             x = x[self.entry]
-        return x[self.first : self.first + self.count]
+        return x[self.first : self.first + self.length]
 
 
 class Sequence(NamedTuple):
@@ -37,11 +37,11 @@ class Sequence(NamedTuple):
 
     @property
     def queries(self):
-        return self.query_rows.count
+        return self.query_rows.length
 
     @property
     def keys(self):
-        return self.key_rows.count
+        return self.key_rows.length
 
     def of_queries(self, x):
         return self.query_rows.of(x)
@@ -87,7 +87,7 @@ def rows_of(side, x, cu_seqlens, seqused):
     else:
         ends = cu_seqlens.tolist()
         rows = [Rows(None, a, b - a) for a, b in itertools.pairwise(ends)]
-        if ends[:1] != [0] or ends[-1] > x.shape[0] or any(of.count < 0 for of in rows):
+        if ends[:1] != [0] or ends[-1] > x.shape[0] or any(of.length < 0 for of in rows):
             raise InvalidArgument(
                 f"cu_seqlens_{side}: expected growing numbers from 0 to {x.shape[0]} at most"
             )
@@ -99,12 +99,12 @@ def with_used(side, rows, seqused):
         return rows
     used = seqused.tolist()
     if len(used) != len(rows) or any(
-        not 0 <= u <= of.count for u, of in zip(used, rows, strict=True)
+        not 0 <= u <= of.length for u, of in zip(used, rows, strict=True)
     ):
         raise InvalidArgument(
             f"seqused_{side}: expected {len(rows)} numbers from 0 to the sequences' lengths"
         )
-    return [of._replace(count=u) for u, of in zip(used, rows, strict=True)]
+    return [of._replace(length=u) for u, of in zip(used, rows, strict=True)]
 
 
 def rows_in_cache(k, batch, options):
@@ -120,12 +120,12 @@ def rows_in_cache(k, batch, options):
         return rows
     skipped = padding.tolist()
     if len(skipped) != batch or any(
-        not 0 <= s <= of.count for s, of in zip(skipped, rows, strict=True)
+        not 0 <= s <= of.length for s, of in zip(skipped, rows, strict=True)
     ):
         raise InvalidArgument(
             f"left_padding: expected {batch} numbers from 0 to the sequences' lengths"
         )
-    return [of._replace(first=s, count=of.count - s) for s, of in zip(skipped, rows, strict=True)]
+    return [of._replace(first=s, length=of.length - s) for s, of in zip(skipped, rows, strict=True)]
 
 
 def numbers(name, options, batch, of):
@@ -140,7 +140,7 @@ def numbers(name, options, batch, of):
 
 
 def in_pages(of, k, table):
-    pages = table[of.entry, : -(-of.count // k.shape[1])].long()
+    pages = table[of.entry, : -(-of.length // k.shape[1])].long()
     if pages.numel() and not 0 <= int(pages.min()) <= int(pages.max()) < k.shape[0]:
         raise InvalidArgument(
             f"page_table: expected pages from 0 to {k.shape[0] - 1} in entry {of.entry}"
