@@ -579,8 +579,10 @@ def test_a_function_of_whole_tensors_is_traced_again():
 
 
 PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/flex.md").read_text(), re.DOTALL)
-SHOWN = ("torch.Size([8])", "tensor(True)", "True", "True", "torch.Size([2, 100, 8, 64])",
-         "torch.Size([2, 1, 8, 64])")  # fmt: skip
+SHOWN = (
+    *("torch.Size([8])", "tensor(True)", "True", "True", "torch.Size([2, 100, 8, 64])"),
+    "torch.Size([2, 1, 8, 64])",
+)
 
 
 @pytest.mark.parametrize(("code", "shown"), zip(PAGE, SHOWN, strict=True))
