@@ -245,12 +245,13 @@ def test_the_second_derivative_of_merge_is_that_of_differences():
 
 
 def test_fp8_refuses_gradients_at_the_forward(qkv):
-    for call in (
-        lambda: fa3.attention_fp8(*qkv),
-        lambda: fa3.quantize(qkv[0]),
-        lambda: torch.ops.fa3.quantize(qkv[0]),
+    for name, call in (
+        ("q", lambda: fa3.attention_fp8(*qkv)),
+        ("x", lambda: fa3.quantize(qkv[0])),
+        ("x", lambda: torch.ops.fa3.quantize(qkv[0])),
     ):
-        with pytest.raises(fa3.InvalidArgument, match="^x: expected a tensor that needs no grad"):
+        sentence = f"^{name}: expected a tensor that needs no grad"
+        with pytest.raises(fa3.InvalidArgument, match=sentence):
             call()
 
 

@@ -74,7 +74,7 @@ class Call(NamedTuple):
     options: list  # those of fa3.attention, in order
     listed: Listed | None = None
     only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
-    out: torch.Tensor | None = None  # written instead of a new one
+    out: "torch.Tensor | None" = None  # written instead of a new one
 
 
 def call_of(function, scale, window, lengths, listed=None, only_kernels=False, out=None):

@@ -17,7 +17,7 @@ class Rows(NamedTuple):
     entry: int | None  # of the batch; None: packed, or in pages
     first: int
     length: int
-    pages: torch.Tensor | None = None  # whose rows follow each other
+    pages: "torch.Tensor | None" = None  # whose rows follow each other
 
     def of(self, x):
         """(rows, heads, dim) of q, k, out, ..."""
@@ -74,18 +74,10 @@ def sequences_of(q, k, options):
 
 def rows_of(side, x, cu_seqlens, seqused):
     """The Rows of each sequence, of which those that count."""
-    for name, lengths in ((f"cu_seqlens_{side}", cu_seqlens), (f"seqused_{side}", seqused)):
-        if lengths is not None:
-            refuse_other_than_tensor(name, lengths)
-            if lengths.dtype != torch.int32 or lengths.ndim != 1:
-                raise InvalidArgument(
-                    f"{name}: expected int32 of rank 1, got {lengths.dtype} of shape "
-                    f"{tuple(lengths.shape)}; convert it"
-                )
     if cu_seqlens is None:
         rows = [Rows(entry, 0, x.shape[1]) for entry in range(x.shape[0])]
     else:
-        ends = cu_seqlens.tolist()
+        ends = integers(f"cu_seqlens_{side}", cu_seqlens)
         rows = [Rows(None, a, b - a) for a, b in itertools.pairwise(ends)]
         if ends[:1] != [0] or ends[-1] > x.shape[0] or any(of.length < 0 for of in rows):
             raise InvalidArgument(
@@ -94,10 +86,20 @@ def rows_of(side, x, cu_seqlens, seqused):
     return with_used(side, rows, seqused)
 
 
+def integers(name, x):
+    """The numbers of a length array."""
+    refuse_other_than_tensor(name, x)
+    if x.dtype != torch.int32 or x.ndim != 1:
+        raise InvalidArgument(
+            f"{name}: expected int32 of rank 1, got {x.dtype} of shape {tuple(x.shape)}; convert it"
+        )
+    return x.tolist()
+
+
 def with_used(side, rows, seqused):
     if seqused is None:
         return rows
-    used = seqused.tolist()
+    used = integers(f"seqused_{side}", seqused)
     if len(used) != len(rows) or any(
         not 0 <= u <= of.length for u, of in zip(used, rows, strict=True)
     ):
@@ -118,7 +120,7 @@ def rows_in_cache(k, batch, options):
     padding = options.get("left_padding")
     if padding is None:
         return rows
-    skipped = padding.tolist()
+    skipped = integers("left_padding", padding)
     if len(skipped) != batch or any(
         not 0 <= s <= of.length for s, of in zip(skipped, rows, strict=True)
     ):
@@ -131,7 +133,7 @@ def rows_in_cache(k, batch, options):
 def numbers(name, options, batch, of):
     """Which entry of a tensor each sequence has."""
     index = options.get(name)
-    found = [*range(batch)] if index is None else index.tolist()
+    found = [*range(batch)] if index is None else integers(name, index)
     if len(found) != batch or any(not 0 <= e < of.shape[0] for e in found):
         raise InvalidArgument(
             f"{name}: expected {batch} entries from 0 to {of.shape[0] - 1}, got {found}"
