@@ -45,7 +45,7 @@ struct DropoutBits {
 struct NoDropoutBits {};
 struct NoCapturedTiles {};
 
-// Of the other CTA of a pair: the columns of its K whose dQ this one sums, and its dS.
+// What the other CTA of a pair brings: the columns of its K whose dQ this one sums, and its dS.
 template <BackwardConfig C>
 struct PairTiles {
   alignas(kSmemAlignment) unsigned char k[C.k_tile().bytes() / 2];

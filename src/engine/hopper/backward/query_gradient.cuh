@@ -96,7 +96,7 @@ class QueryGradient {
   static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_accum().columns()};
   static constexpr int kPartFloats = C.dq_accum().part_floats() / kWarpgroupSize;
 
-  // Of a CTA of a pair: its half of the columns.
+  // A pair's CTA has half of the columns.
   __device__ __forceinline__ int first_part() const {
     return int(ptx::cluster_rank()) * C.dq_parts();
   }

@@ -231,7 +231,7 @@ class SplitKeyGradients {
     at_.p_pipeline().wait_full(p_cursor_);
     Tile::load_packed(p, at_.p(p_cursor_.stage()));
     __syncwarp();
-    // Of a pair dS takes P's place.
+    // In a pair dS takes P's place.
     if (!C.pairs() && is_lane_0()) at_.p_pipeline().release(p_cursor_.stage());
     p_cursor_.advance();
     if constexpr (kHasScoreFunction) {

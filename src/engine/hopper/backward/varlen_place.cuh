@@ -11,7 +11,7 @@
 
 namespace fa3::hopper {
 
-// Of this CTA's key block. `n_block` is that of a pair where CTAs come in pairs.
+// Where this CTA's key block begins. `n_block` is that of a pair where CTAs come in pairs.
 template <BackwardConfig C>
 __device__ __forceinline__ int first_key_of(int n_block) {
   const int first = n_block * C.keys_of_cluster();

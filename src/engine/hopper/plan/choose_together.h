@@ -8,7 +8,7 @@
 
 namespace fa3::hopper {
 
-// Of tiles of sequences that have one length, and no lists: these have orders of their own.
+// For tiles of sequences that have one length, and no lists: these have orders of their own.
 TilesTogether choose_together(const fa3_score_function& score, int64_t heads, int64_t batches);
 
 }  // namespace fa3::hopper

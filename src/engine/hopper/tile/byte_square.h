@@ -41,7 +41,7 @@ FA3_HD constexpr PartPair diagonal_pair(int block, int i) {
   return {2 * block, 2 * block + i, true};
 }
 
-// Of each block above the diagonal two: a column of parts changes places with a row of the block
+// Two of each block above the diagonal: a column of parts changes places with a row of the block
 // on the other side. Blocks at a distance, which is the XOR of their row and their column, number
 // i.
 FA3_HD constexpr int row_at(int distance, int i) {
