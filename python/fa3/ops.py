@@ -166,9 +166,8 @@ def attention(
         given = q, k, v, bias, alibi_slopes, out, return_lse, options
         return torch_backend().attend_with_bias(*given)
     if is_torch(q):
-        backend = _backends.torch or torch_backend()
-        options = in_order("attention", options)
-        return backend.attend(q, k, v, out, return_lse, options, generator)
+        in_order_options = in_order("attention", options)
+        return torch_backend().attend(q, k, v, out, return_lse, in_order_options, generator)
     if generator is not None:
         raise InvalidArgument("generator: expected None with arrays that are no torch tensors")
     require_seed(options)

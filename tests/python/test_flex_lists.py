@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
 from fa3 import masks  # noqa: E402
+from fa3._options import Options  # noqa: E402
 from fa3.flex import attention, lists  # noqa: E402
 from fa3.flex import device as device_of_scores  # noqa: E402
 from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Call, Listed  # noqa: E402
@@ -349,9 +350,11 @@ def test_lists_beside_functions_keep_the_window_where_lengths_differ(monkeypatch
     fa3.flex_attention(q, k, v, **options, **packed)
     fa3.flex_attention(q[None], k[None], v[None], **options)
     of_packed, alike = (call.listed for call in calls)
-    assert of_packed.options["window"] == (90, 40) and "window" not in alike.options
-    assert of_packed.options["cu_seqlens_q"] is starts and not of_packed.function.may_hide
-    assert of_packed.options["block_mask"].blocks.shape == (2, 1, 2, 2)
+    asked = Options(*of_packed.options)
+    lefts = [Options(*listed.options).window_left for listed in (of_packed, alike)]
+    assert lefts == [90, -1] and asked.window_right == 40
+    assert asked.cu_seqlens_q is starts and not of_packed.function.may_hide
+    assert asked.block_mask.shape == (2, 1, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -365,8 +368,8 @@ def test_functions_walk_the_lists_of_hoppers_own_engine(monkeypatch, capability,
     else:
         monkeypatch.setenv("FA3_ENGINE", asked)
     q = types.SimpleNamespace(is_cuda=True, device="cuda")
-    assert lists.engine_of(q) == engine
-    assert lists.engine_of(torch.zeros(1)) == "auto"
+    assert lists.engine_of(q) == lists.ENGINES[engine]
+    assert lists.engine_of(torch.zeros(1)) == lists.ENGINES["auto"]
 
 
 def test_kernels_with_functions_do_not_read_what_lists_hide(device):

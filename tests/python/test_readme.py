@@ -102,9 +102,13 @@ def test_the_numbers_are_those_of_the_rows():
     official += [backward[f"official{end}"] for end in ("", ", lowest")]
     others = [forward[fa4], backward[fa4], backward[f"{fa4}, lowest"]]
     others += [forward["cuDNN"], backward["cuDNN"]]
-    forward, backward = map(draw_speed.summary, (draw_speed.H100_FORWARD, draw_speed.H100_BACKWARD))
-    h100 = [backward["official"], backward["official, lowest"]]
-    every = [*h100, backward["official, 256 columns"], backward[fa4], backward[f"{fa4}, lowest"]]
+    forward = draw_speed.summary(draw_speed.H100_FORWARD)
+    narrow = draw_speed.summary(draw_speed.H100_BACKWARD, columns=(64, 128))
+    wide = draw_speed.summary(draw_speed.H100_BACKWARD_256)
+    of_narrow = [narrow["official"], narrow["official, lowest"]]
+    of_wide = [wide["official"], wide["official, lowest"]]
+    h100 = [*of_narrow, *of_wide]
+    every = [*of_narrow, narrow[fa4], narrow[f"{fa4}, lowest"], *of_wide, wide["cuDNN"]]
     every += [forward["official"], forward["official, lowest"], forward[fa4]]
     assert min(forward.values()) > 1
     for page, numbers in ((README, official + h100), (PERFORMANCE, official + others + every)):
