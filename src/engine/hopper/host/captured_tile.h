@@ -15,7 +15,7 @@ inline constexpr int kNoTile = -1;
 // strides are none for TMA.
 int find_captured_tile(const fa3_score_function& score, int64_t seqlen_q, int64_t seqlen_k);
 
-// Of how many parts of rows and keys the tensor consists that the text reads by load_of_score():
+// The parts of rows and keys of which the tensor consists that the text reads by load_of_score():
 // one that heads or sequences share is there once. 0: there is no such tensor.
 int64_t num_captured_parts(const fa3_score_function& score);
 
