@@ -166,6 +166,7 @@ constexpr CaseRow kRows[] = {
      .seqlen_k = 1500, .left = 0, .shift = 2},
     {.name = "few_queries_without_earlier_keys", .batch = 2, .heads_q = 16, .heads_k = 2,
      .seqlen_q = 4, .seqlen_k = 1500, .right = 0, .shift = -1498},
+    {"nan_query_more_queries_causal", 1, 2, 2, 700, 500, true, Scores::nan_query},
 };
 // clang-format on
 

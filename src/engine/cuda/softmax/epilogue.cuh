@@ -214,14 +214,12 @@ __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryR
     }
   }
   static_assert(AnyRows || !AnyAddress);
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    if (sum[r] != sum[r]) ref[r] = 0;  // its scores are NaN: it does see keys
+  }
   const LaneOutput lane_output(to.o, queries.batch, rows, !AnyAddress || to.o_is_aligned);
   store_output<E, AnyRows>(lane_output, output, sum);
-  if constexpr (General) {
-#pragma unroll
-    for (int r = 0; r < kRowsPerThread; ++r) {
-      if (sum[r] != sum[r]) ref[r] = 0;  // its scores are NaN: it does see keys
-    }
-  }
   if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2, AnyRows>(lane_output, ref);
 }
 
