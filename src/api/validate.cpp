@@ -7,7 +7,7 @@
 
 #include "api/attention.h"
 #include "api/describe/describe.h"
-#include "api/describe/tensor_rules.h"
+#include "api/describe/rules/tensor_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/engine.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "api/describe/tensor_rules.h"
+#include "api/describe/rules/tensor_rules.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/macros.h"

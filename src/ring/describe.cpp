@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "api/describe/describe.h"
-#include "api/describe/tensor_rules.h"
+#include "api/describe/rules/tensor_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
 

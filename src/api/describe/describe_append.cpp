@@ -5,9 +5,9 @@
 
 #include "api/describe/describe_cache.h"
 #include "api/describe/describe_lengths.h"
-#include "api/describe/operand_rules.h"
-#include "api/describe/overlap.h"
-#include "api/describe/quantization_rules.h"
+#include "api/describe/rules/operand_rules.h"
+#include "api/describe/rules/overlap.h"
+#include "api/describe/rules/quantization_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
 

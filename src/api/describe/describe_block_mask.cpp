@@ -2,8 +2,8 @@
 #include "api/describe/describe_block_mask.h"
 
 #include "api/describe/describe_lengths.h"
-#include "api/describe/operand_rules.h"
-#include "api/describe/tensor_rules.h"
+#include "api/describe/rules/operand_rules.h"
+#include "api/describe/rules/tensor_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "api/describe/describe.h"
-#include "api/describe/tensor_rules.h"
+#include "api/describe/rules/tensor_rules.h"
 
 namespace fa3::api {
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "api/describe/describe.h"
-#include "api/describe/operand_rules.h"
-#include "api/describe/overlap.h"
-#include "api/describe/tensor_rules.h"
+#include "api/describe/rules/operand_rules.h"
+#include "api/describe/rules/overlap.h"
+#include "api/describe/rules/tensor_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "api/describe/default_engine.h"
-#include "api/describe/operand_rules.h"
-#include "api/describe/tensor_rules.h"
+#include "api/describe/rules/operand_rules.h"
+#include "api/describe/rules/tensor_rules.h"
 #include "api/dropout_mask.h"
 #include "core/error.h"
 #include "core/macros.h"

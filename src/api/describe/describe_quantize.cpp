@@ -5,8 +5,8 @@
 #include <array>
 
 #include "api/describe/describe_lengths.h"
-#include "api/describe/operand_rules.h"
-#include "api/describe/quantization_rules.h"
+#include "api/describe/rules/operand_rules.h"
+#include "api/describe/rules/quantization_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
 

@@ -9,7 +9,7 @@
 #include "engine/hopper/launch/run_forward.h"
 #include "engine/hopper/plan/backward/plan_backward.h"
 #include "engine/hopper/plan/plan_forward.h"
-#include "engine/hopper/plan/select_kernel.h"
+#include "engine/hopper/plan/select/select_kernel.h"
 
 namespace fa3::hopper {
 

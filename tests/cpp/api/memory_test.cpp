@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "api/describe/overlap.h"
+#include "api/describe/rules/overlap.h"
 
 namespace fa3::api {
 namespace {

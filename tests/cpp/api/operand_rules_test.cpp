@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What engines are told of strides that lead nowhere, and of threads.
-#include "api/describe/operand_rules.h"
+#include "api/describe/rules/operand_rules.h"
 
 #include <gtest/gtest.h>
 

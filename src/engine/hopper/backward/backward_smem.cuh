@@ -15,7 +15,7 @@
 #include <type_traits>
 
 #include "engine/cuda/dropout/dropout.cuh"
-#include "engine/hopper/backward/key_block_work.cuh"
+#include "engine/hopper/backward/key_blocks/key_block_work.cuh"
 #include "engine/hopper/pipeline/pipeline.cuh"
 
 namespace fa3::hopper {

@@ -13,9 +13,9 @@
 
 #include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/hopper/backward/backward_smem.cuh"
-#include "engine/hopper/backward/score_tile.cuh"
+#include "engine/hopper/backward/scores/score_tile.cuh"
 #ifdef FA3_SCORE_FUNCTION
-#include "engine/hopper/backward/function_tile.cuh"
+#include "engine/hopper/backward/scores/function_tile.cuh"
 #endif
 #include "engine/hopper/backward/store_keys.cuh"
 #include "engine/hopper/ptx/fence.cuh"

@@ -9,7 +9,7 @@
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/backward/add_accum.cuh"
 #ifdef FA3_SCORE_TILE
-#include "engine/hopper/backward/captured_tile.cuh"
+#include "engine/hopper/backward/scores/captured_tile.cuh"
 #endif
 #include "engine/hopper/backward/key_block_pair.cuh"
 #include "engine/hopper/backward/query_loader.cuh"

@@ -9,7 +9,7 @@
 #include "engine/hopper/backward/backward_smem.cuh"
 #include "engine/hopper/backward/postprocess.cuh"
 #include "engine/hopper/backward/preprocess.cuh"
-#include "engine/hopper/backward/score_tile.cuh"
+#include "engine/hopper/backward/scores/score_tile.cuh"
 #include "engine/hopper/backward/store_keys.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/tile/load.cuh"

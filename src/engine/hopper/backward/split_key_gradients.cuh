@@ -11,9 +11,9 @@
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
-#include "engine/hopper/backward/score_tile.cuh"
+#include "engine/hopper/backward/scores/score_tile.cuh"
 #ifdef FA3_SCORE_FUNCTION
-#include "engine/hopper/backward/function_tile.cuh"
+#include "engine/hopper/backward/scores/function_tile.cuh"
 #endif
 #include "engine/hopper/backward/store_keys.cuh"
 #include "engine/hopper/pipeline/roles.cuh"

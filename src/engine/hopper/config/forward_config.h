@@ -13,7 +13,7 @@
 
 namespace fa3::hopper {
 
-// Which tiles a CTA computes (forward/producer/tile_scheduler.cuh).
+// Which tiles a CTA computes (forward/producer/schedule/tile_scheduler.cuh).
 enum class SchedulerKind { kDense, kVarlen, kSplit, kStreamK, kListed };
 
 // How keys and values get into shared memory (forward/producer/kv_loader.cuh).

@@ -10,7 +10,7 @@
 #include "engine/cuda/softmax/score_captures.h"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/e4m3_scales.h"
-#include "engine/hopper/forward/producer/tile_scheduler.cuh"
+#include "engine/hopper/forward/producer/schedule/tile_scheduler.cuh"
 #include "engine/hopper/scheduler/work_tile.cuh"
 #include "engine/hopper/tile/layout.h"
 

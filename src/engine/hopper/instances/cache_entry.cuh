@@ -5,7 +5,7 @@
 #include "engine/hopper/forward/consumer/consumer_score_quantized.cuh"
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/forward/producer/load_quantized.cuh"
-#include "engine/hopper/forward/producer/split_tiles.cuh"
+#include "engine/hopper/forward/producer/schedule/split_tiles.cuh"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/tables/cache_table.h"
 

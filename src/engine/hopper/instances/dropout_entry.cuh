@@ -4,7 +4,7 @@
 
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/forward/producer/load_tma_pages.cuh"
-#include "engine/hopper/forward/producer/varlen_tiles.cuh"
+#include "engine/hopper/forward/producer/schedule/varlen_tiles.cuh"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/tables/dropout_table.h"
 

@@ -7,7 +7,7 @@
 #include "engine/hopper/forward/consumer/promoted_sum.cuh"
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/forward/producer/load_tma_e4m3.cuh"
-#include "engine/hopper/forward/producer/varlen_tiles.cuh"
+#include "engine/hopper/forward/producer/schedule/varlen_tiles.cuh"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/tables/e4m3_table.h"
 

@@ -5,7 +5,7 @@
 
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/forward/producer/load_cp_async.cuh"
-#include "engine/hopper/forward/producer/split_tiles.cuh"
+#include "engine/hopper/forward/producer/schedule/split_tiles.cuh"
 #include "engine/hopper/instances/forward_entry.h"
 
 namespace fa3::hopper {

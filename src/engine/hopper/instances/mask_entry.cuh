@@ -3,8 +3,8 @@
 #pragma once
 
 #include "engine/hopper/forward/forward_kernel.cuh"
-#include "engine/hopper/forward/producer/listed_tiles.cuh"
 #include "engine/hopper/forward/producer/load_tma_listed.cuh"
+#include "engine/hopper/forward/producer/schedule/listed_tiles.cuh"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/tables/mask_table.h"
 

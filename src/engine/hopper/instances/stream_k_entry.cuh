@@ -6,7 +6,7 @@
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/forward/producer/load_cp_async.cuh"
 #include "engine/hopper/forward/producer/load_quantized.cuh"
-#include "engine/hopper/forward/producer/stream_k_tiles.cuh"
+#include "engine/hopper/forward/producer/schedule/stream_k_tiles.cuh"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/tables/stream_k_table.h"
 

@@ -7,8 +7,8 @@
 
 #include "core/ceil_div.h"
 #include "core/workspace.h"
-#include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/plan/select/choose_kv_loader.h"
 
 namespace fa3::hopper {
 namespace {

@@ -12,8 +12,8 @@
 #include "engine/hopper/fp8/prepare_e4m3.h"
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/tables/e4m3_table.h"
 
 namespace fa3::hopper {

@@ -4,7 +4,7 @@
 
 #include "core/plan.h"
 #include "engine/hopper/fp8/transpose_order.h"
-#include "engine/hopper/plan/select_kernel.h"
+#include "engine/hopper/plan/select/select_kernel.h"
 
 namespace fa3::hopper {
 

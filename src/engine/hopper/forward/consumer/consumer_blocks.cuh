@@ -5,7 +5,7 @@
 
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
-#include "engine/hopper/forward/producer/work_tile_blocks.cuh"
+#include "engine/hopper/forward/producer/schedule/work_tile_blocks.cuh"
 
 namespace fa3::hopper {
 

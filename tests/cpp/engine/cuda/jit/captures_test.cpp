@@ -12,7 +12,7 @@
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/launch/score_program.h"
-#include "engine/hopper/plan/choose_together.h"
+#include "engine/hopper/plan/select/choose_together.h"
 #include "engine/hopper/tables/backward_table.h"
 #include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"

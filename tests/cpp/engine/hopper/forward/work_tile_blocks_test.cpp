@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which softmax steps a warpgroup takes: guarded ones vote over a warp's rows, so all must be
 // numbers.
-#include "engine/hopper/forward/producer/work_tile_blocks.cuh"
+#include "engine/hopper/forward/producer/schedule/work_tile_blocks.cuh"
 
 #include <gtest/gtest.h>
 

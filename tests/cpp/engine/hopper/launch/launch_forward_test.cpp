@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "counting_runtime.h"
-#include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/select/choose_split.h"
 
 namespace fa3::hopper {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "engine/hopper/decode/decode_kernel.cuh"
 #include "engine/hopper/launch/launch_forward.h"
-#include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/select/choose_split.h"
 #include "host_runtime.h"
 #include "machine.h"
 

@@ -14,7 +14,7 @@
 
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/launch/launch_forward.h"
-#include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/scheduler/sequence_window.cuh"
 #include "host_runtime.h"
 #include "kernel_on_trial.h"

@@ -7,10 +7,10 @@
 #include <set>
 
 #include "engine/hopper/config/consumer_tuning.h"
-#include "engine/hopper/plan/choose_kv_loader.h"
-#include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/plan_e4m3.h"
-#include "engine/hopper/plan/select_decode.h"
+#include "engine/hopper/plan/select/choose_kv_loader.h"
+#include "engine/hopper/plan/select/choose_split.h"
+#include "engine/hopper/plan/select/select_decode.h"
 #include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/stream_k_table.h"
 #include "plain_problem.h"

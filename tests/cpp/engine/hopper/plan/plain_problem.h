@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/problem.h"
-#include "engine/hopper/plan/select_kernel.h"
+#include "engine/hopper/plan/select/select_kernel.h"
 
 namespace fa3::hopper {
 

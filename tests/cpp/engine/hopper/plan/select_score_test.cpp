@@ -3,7 +3,7 @@
 // another engine.
 #include <gtest/gtest.h>
 
-#include "engine/hopper/plan/select_score.h"
+#include "engine/hopper/plan/select/select_score.h"
 #include "engine/hopper/tables/decode_table.h"
 #include "plain_problem.h"
 

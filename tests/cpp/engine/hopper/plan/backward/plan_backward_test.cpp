@@ -11,7 +11,7 @@
 
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
-#include "engine/hopper/plan/select_kernel.h"
+#include "engine/hopper/plan/select/select_kernel.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 

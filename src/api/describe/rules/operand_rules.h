@@ -6,7 +6,7 @@
 #include <span>
 
 #include "api/describe/describe.h"
-#include "api/describe/tensor_rules.h"
+#include "api/describe/rules/tensor_rules.h"
 
 namespace fa3::api {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/describe/overlap.h"
+#include "api/describe/rules/overlap.h"
 
 #include <algorithm>
 #include <numeric>

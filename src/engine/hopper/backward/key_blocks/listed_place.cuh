@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "engine/hopper/backward/varlen_place.cuh"
+#include "engine/hopper/backward/key_blocks/varlen_place.cuh"
 
 namespace fa3::hopper {
 

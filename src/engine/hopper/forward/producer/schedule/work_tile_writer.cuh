@@ -3,7 +3,7 @@
 // dense_tiles.cuh.
 #pragma once
 
-#include "engine/hopper/forward/producer/work_tile_blocks.cuh"
+#include "engine/hopper/forward/producer/schedule/work_tile_blocks.cuh"
 
 namespace fa3::hopper {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/choose_together.h"
+#include "engine/hopper/plan/select/choose_together.h"
 
 #include "engine/hopper/host/captured_tile.h"
 

@@ -5,7 +5,7 @@
 // read it there. Next: backward_smem.cuh.
 #pragma once
 
-#include "engine/hopper/backward/listed_place.cuh"
+#include "engine/hopper/backward/key_blocks/listed_place.cuh"
 
 namespace fa3::hopper {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/describe/operand_rules.h"
+#include "api/describe/rules/operand_rules.h"
 
-#include "api/describe/overlap.h"
+#include "api/describe/rules/overlap.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "core/threads.h"

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "api/describe/describe.h"
-#include "api/describe/operand_rules.h"
-#include "api/describe/tensor_rules.h"
+#include "api/describe/rules/operand_rules.h"
+#include "api/describe/rules/tensor_rules.h"
 
 namespace fa3::api {
 

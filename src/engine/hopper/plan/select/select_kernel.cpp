@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/select_kernel.h"
+#include "engine/hopper/plan/select/select_kernel.h"
 #include "engine/hopper/config/consumer_tuning.h"
 
 #include <algorithm>
 
 #include "core/ceil_div.h"
-#include "engine/hopper/plan/choose_kv_loader.h"
-#include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/plan/select/choose_kv_loader.h"
+#include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/tables/cache_table.h"
 #include "engine/hopper/tables/continued_table.h"
 #include "engine/hopper/tables/dropout_table.h"

@@ -3,8 +3,8 @@
 // varlen_tiles.cuh.
 #pragma once
 
-#include "engine/hopper/forward/producer/tile_scheduler.cuh"
-#include "engine/hopper/forward/producer/work_tile_writer.cuh"
+#include "engine/hopper/forward/producer/schedule/tile_scheduler.cuh"
+#include "engine/hopper/forward/producer/schedule/work_tile_writer.cuh"
 #include "engine/hopper/pipeline/issuer.cuh"
 
 namespace fa3::hopper {

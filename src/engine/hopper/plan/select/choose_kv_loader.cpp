@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/choose_kv_loader.h"
+#include "engine/hopper/plan/select/choose_kv_loader.h"
 #include "engine/hopper/config/decode_shape.h"
 
 #include <algorithm>

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/select_decode.h"
+#include "engine/hopper/plan/select/select_decode.h"
 #include "engine/hopper/config/decode_shape.h"
 
 #include <algorithm>
 #include <bit>
 
 #include "core/ceil_div.h"
-#include "engine/hopper/plan/choose_kv_loader.h"
-#include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/plan/select/choose_kv_loader.h"
+#include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/tables/decode_table.h"
 
 namespace fa3::hopper {

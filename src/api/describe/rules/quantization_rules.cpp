@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/describe/quantization_rules.h"
+#include "api/describe/rules/quantization_rules.h"
 
 #include <cmath>
 
-#include "api/describe/operand_rules.h"
+#include "api/describe/rules/operand_rules.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/macros.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/describe/tensor_rules.h"
+#include "api/describe/rules/tensor_rules.h"
 
 #include <algorithm>
 

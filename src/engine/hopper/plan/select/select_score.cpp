@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/select_score.h"
+#include "engine/hopper/plan/select/select_score.h"
 
 #include "core/ceil_div.h"
 #include "engine/hopper/host/captured_tile.h"
-#include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/tables/mask_table.h"
 #include "engine/hopper/tables/score_table.h"
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/error.h"
-#include "engine/hopper/plan/select_decode.h"
+#include "engine/hopper/plan/select/select_decode.h"
 
 namespace fa3::hopper {
 

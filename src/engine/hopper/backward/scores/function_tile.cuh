@@ -8,7 +8,7 @@
 #pragma once
 
 #include "engine/cuda/softmax/score_gradient.cuh"
-#include "engine/hopper/backward/score_tile.cuh"
+#include "engine/hopper/backward/scores/score_tile.cuh"
 
 namespace fa3::hopper {
 

@@ -2,7 +2,7 @@
 // The scheduler of sequences that may have lengths of their own. Next: split_tiles.cuh.
 #pragma once
 
-#include "engine/hopper/forward/producer/dense_tiles.cuh"
+#include "engine/hopper/forward/producer/schedule/dense_tiles.cuh"
 
 namespace fa3::hopper {
 

@@ -7,8 +7,8 @@
 
 #include <type_traits>
 
-#include "engine/hopper/backward/listed_key_block.cuh"
-#include "engine/hopper/backward/varlen_place.cuh"
+#include "engine/hopper/backward/key_blocks/listed_key_block.cuh"
+#include "engine/hopper/backward/key_blocks/varlen_place.cuh"
 
 namespace fa3::hopper {
 

@@ -3,7 +3,7 @@
 // which splits the tiles of several sequences.
 #pragma once
 
-#include "engine/hopper/plan/select_kernel.h"
+#include "engine/hopper/plan/select/select_kernel.h"
 
 namespace fa3::hopper {
 

@@ -6,8 +6,8 @@
 
 #include "engine/hopper/combine/combine_last.cuh"
 #include "engine/hopper/forward/producer/kernel_combine.cuh"
-#include "engine/hopper/forward/producer/tile_scheduler.cuh"
-#include "engine/hopper/forward/producer/tile_splits.cuh"
+#include "engine/hopper/forward/producer/schedule/tile_scheduler.cuh"
+#include "engine/hopper/forward/producer/schedule/tile_splits.cuh"
 #include "engine/hopper/pipeline/issuer.cuh"
 
 namespace fa3::hopper {

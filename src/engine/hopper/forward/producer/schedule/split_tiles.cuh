@@ -4,8 +4,8 @@
 #pragma once
 
 #include "engine/hopper/forward/producer/kernel_combine.cuh"
-#include "engine/hopper/forward/producer/tile_splits.cuh"
-#include "engine/hopper/forward/producer/varlen_tiles.cuh"
+#include "engine/hopper/forward/producer/schedule/tile_splits.cuh"
+#include "engine/hopper/forward/producer/schedule/varlen_tiles.cuh"
 
 namespace fa3::hopper {
 
