@@ -21,6 +21,7 @@ from fa3.torch.checks import (
 from fa3.torch.library import needs_gradient
 from fa3.torch.operators import have_memory
 
+STRIDED = torch.strided
 EVERY_SCORE = object()  # the identity of functions that change none
 
 
@@ -33,32 +34,37 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     if not (type(q) is type(k) is type(v) is torch.Tensor):
         for name, x in (("q", q), ("k", k), ("v", v)):
             refuse_other_than_tensor(name, x)
-    refuse_without_strides(q=q, k=k, v=v)
+    for x in (q, k, v):
+        if x.is_nested or x.layout is not STRIDED:
+            refuse_without_strides(q=q, k=k, v=v)
     mask_mod, block_mask, causal, window = masks
     if scale is not None or type(causal) is not bool:
         refuse_wrong_numbers(scale, causal=causal)
     window = window_of(causal, window)
-    mask = mask_of(mask_mod, block_mask)
-    if mask is None:
+    if mask_mod is None and block_mask is None:
         return apply(function_of(score_mod), q, k, v, window, scale, lengths, return_lse)
-    own = EVERY_SCORE if score_mod is None else identity_of(score_mod)
-    of_mask = identity_of(mask)
-    blocks, alike = None, lists.of_one_length(lengths)
-    extents = lists.extents_to_walk(q, k, v, lengths)
-    if extents is not None:
-        # Where sequences have lengths of their own the window is not in the lists.
-        in_lists = window if alike else EVERY_KEY
-        if mask_mod is None and in_lists.is_open() and isinstance(block_mask, BlockMask):
-            blocks = block_mask
-        else:
-            hides = function_of(with_mask(None, mask), both(EVERY_SCORE, of_mask))
-            blocks = lists.of_function(*hides, in_lists, extents, q.shape[-2], q.device)
+    alike, extents = lists.of_one_length(lengths), lists.extents_to_walk(q, k, v, lengths)
+    # Where sequences have lengths of their own the window is not in the lists.
+    in_lists = window if alike else EVERY_KEY
+    mask = of_mask = blocks = None
+    if extents is not None and mask_mod is None and isinstance(block_mask, BlockMask):
+        blocks = block_mask if in_lists.is_open() else None
+    if blocks is None or score_mod is not None:
+        mask = mask_of(mask_mod, block_mask)
+        of_mask = identity_of(mask)
+    if blocks is None and extents is not None:
+        hides = function_of(with_mask(None, mask), both(EVERY_SCORE, of_mask))
+        blocks = lists.of_function(*hides, in_lists, extents, q.shape[-2], q.device)
     if blocks is not None and score_mod is None:
         try:
             beside = EVERY_KEY if alike else window
             return by_lists(q, k, v, blocks, scale, beside, lengths, return_lse)
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
+    if mask is None:
+        mask = mask_of(mask_mod, block_mask)
+        of_mask = identity_of(mask)
+    own = EVERY_SCORE if score_mod is None else identity_of(score_mod)
     traced = function_of(with_mask(score_mod, mask), both(own, of_mask))
     listed = None
     if blocks is not None and score_mod is not None:
@@ -75,20 +81,22 @@ def by_lists(q, k, v, blocks, scale, window, lengths, return_lse):
     return results if return_lse else (results, None)
 
 
-def apply(traced, q, k, v, window, scale, lengths, return_lse, listed=None, **ways):
+def apply(
+    traced, q, k, v, window, scale, lengths, return_lse, listed=None, only_kernels=False, out=None
+):
     """(out, lse) of a traced function and what it captures. lengths: also deterministic, and the
     options of caches.
 
-    listed: the function without its masks, and these as lists. ways: only_kernels, out, of Call.
+    listed: the function without its masks, and these as lists. only_kernels, out: as of Call.
     """
     function, tensors = traced
-    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if listed is not None:
         alone, blocks = listed
         alike = lists.of_one_length(lengths)
         beside, engine = (EVERY_KEY, 0) if alike else (window, lists.engine_of(q))
         listed = Listed(alone, in_order(scale, beside, lengths, blocks, engine))
-    call = call_of(function, scale, window, lengths, listed, **ways)
+    call = call_of(function, scale, window, lengths, listed, only_kernels, out)
     learns = needs_gradient(q, k, v, *tensors)
     if not learns and have_memory(q, k, v):
         return forward(call, q, k, v, [*tensors], return_lse)

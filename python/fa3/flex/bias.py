@@ -25,8 +25,10 @@ TOGETHER = {
     *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k"),
     *caches.NAMES,
 }
+FLOATS = torch.float32, torch.bfloat16, torch.float16, torch.float64
 FEW_QUERIES = 8  # whose number may be a part of the text
 OPTIONS = {**NO_LENGTHS, "deterministic": False}  # those of a call of the kernels
+NO_LENGTHS_BESIDE = TOGETHER - {*OPTIONS, *caches.NAMES}
 
 
 BROADCAST = "(b | 1, hq | 1, sq | 1, sk | 1)"
@@ -49,20 +51,14 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
 
     only_kernels: raises fa3.Unsupported where the forward would take torch operations.
     """
-    for name, value in options.items():
-        if name not in OF_FORWARD:
-            raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
-        if name in TOGETHER or value is None:
-            continue
-        if isinstance(value, torch.Tensor) or value:
-            raise Unsupported(f"{name}: not together with bias or alibi_slopes")
+    if not TOGETHER.issuperset(options):
+        refuse_others(options)
     scale, softcap, causal = options.get("scale"), options.get("softcap"), options.get("causal")
-    refuse_wrong_numbers(scale, softcap, causal)
+    if not (scale is softcap is None and type(causal) is bool):
+        refuse_wrong_numbers(scale, softcap, causal)
     if options.get("engine", "auto") not in ("auto", None):
         raise Unsupported("engine: expected none together with bias or alibi_slopes")
-    given = {x: y for x, y in options.items() if x in OPTIONS and y is not None}
-    given |= caches.given(options)
-    lengths = {**OPTIONS, **given} if given else NO_LENGTHS
+    lengths = lengths_of(options)
     if (q.ndim, k.ndim) != dimensions(lengths):
         check_shapes(q, k, v, lengths)
     window = window_of(causal, options.get("window") or (None, None))
@@ -90,8 +86,25 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     if lengths.get("deterministic") and q.is_cuda:
         refuse_any_order(*function, q, k, lengths)
     given = q, k, v, window, scale, lengths, return_lse
-    out, lse = apply(function, *given, only_kernels=only_kernels, out=out)
+    out, lse = apply(function, *given, None, only_kernels, out)
     return (out, lse) if return_lse else out
+
+
+def refuse_others(options):
+    for name, value in options.items():
+        if name not in OF_FORWARD:
+            raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
+        if name not in TOGETHER and (isinstance(value, torch.Tensor) or value):
+            raise Unsupported(f"{name}: not together with bias or alibi_slopes")
+
+
+def lengths_of(options):
+    """Those options that say which rows there are, or how they are computed."""
+    if NO_LENGTHS_BESIDE.issuperset(options):
+        return NO_LENGTHS
+    given = {x: y for x, y in options.items() if x in OPTIONS and y is not None}
+    given |= caches.given(options)
+    return OPTIONS | given if given else NO_LENGTHS
 
 
 def can_be_listed(q, k, v, lengths):
@@ -267,16 +280,18 @@ def with_two_dimensions(slopes, q, lengths):
     cu_seqlens = lengths["cu_seqlens_q"]
     batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     heads = q.shape[-2]
-    shapes = ((heads,), (batch, heads), (1, heads))
-    if not isinstance(slopes, torch.Tensor) or tuple(slopes.shape) not in shapes:
-        got = tuple(slopes.shape) if isinstance(slopes, torch.Tensor) else repr(slopes)
+    is_tensor = isinstance(slopes, torch.Tensor)
+    shape = slopes.shape if is_tensor else None
+    if shape not in ((heads,), (batch, heads), (1, heads)):
+        got = tuple(shape) if is_tensor else repr(slopes)
         raise InvalidArgument(
             f"alibi_slopes: expected floats of shape ({heads},) or ({batch}, {heads}), got {got}"
         )
-    if not slopes.is_floating_point() or slopes.dtype.itemsize < 2:
-        raise InvalidArgument(f"alibi_slopes: expected floats, got {slopes.dtype}")
+    dtype = slopes.dtype
+    if dtype not in FLOATS:
+        raise InvalidArgument(f"alibi_slopes: expected floats, got {dtype}")
     check_device("alibi_slopes", slopes, q)
-    return slopes if slopes.ndim == 2 else slopes.unsqueeze(0)
+    return slopes if len(shape) == 2 else slopes.unsqueeze(0)
 
 
 def check_device(name, tensor, q):

@@ -14,12 +14,9 @@ NAMES = *PLACES, "num_splits", "k_descale", "v_descale"
 
 
 def given(options):
-    """Those of the options that say something of a cache."""
-    return {name: options[name] for name in NAMES if is_given(options.get(name))}
-
-
-def is_given(value):
-    return isinstance(value, torch.Tensor) or bool(value)
+    """Those of the options that say something of a cache: num_splits of 0 does not."""
+    named = {name: options[name] for name in NAMES if name in options}
+    return {name: x for name, x in named.items() if isinstance(x, torch.Tensor) or x}
 
 
 def has_places(options):

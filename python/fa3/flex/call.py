@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from fa3._options import DEFAULTS
+from fa3._options import DEFAULTS, IN_ORDER
 from fa3.flex import caches
 
 MOST = 64  # calls of a function that are remembered
@@ -106,7 +106,7 @@ def in_order(scale, window, lengths, blocks=(None, None), engine=0):
     options += lengths.get("deterministic", False), engine
     of_cache = caches.given(lengths)
     if of_cache:
-        options += (*DEFAULTS.values(),)[len(options) :]
+        options += IN_ORDER[len(options) :]
         for name, value in of_cache.items():
             options[IN_CACHE[name]] = value
     return options
@@ -114,7 +114,7 @@ def in_order(scale, window, lengths, blocks=(None, None), engine=0):
 
 def deterministic(options):
     """The same with that option set."""
-    missing = (*DEFAULTS.values(),)[len(options) : DETERMINISTIC + 1]
+    missing = IN_ORDER[len(options) : DETERMINISTIC + 1]
     options = [*options, *missing]
     options[DETERMINISTIC] = True
     return options

@@ -31,7 +31,8 @@ def forward(call, q, k, v, tensors, return_lse):
         return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
     out = operators.new_out_quickly(q, v) if call.out is None else call.out
     lse = operators.new_lse(q) if return_lse else None
-    captured, most = on_device_of(q, tensors), longest(q, k, call.lengths)
+    captured = on_device_of(q, tensors) if tensors else ()
+    most = longest(q, k, call.lengths)
 
     def run(function, options):
         score = (
@@ -103,8 +104,8 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
 
 def longest(q, k, lengths):
     """What bounds indices in the text: most calls share one bound, and with that one kernel."""
-    keys = most_keys(k, lengths) if "page_table" in lengths else max(k.shape, default=0)
-    return LONGEST if max(max(q.shape, default=0), keys) <= LONGEST else 2**31
+    of_k = (most_keys(k, lengths),) if "page_table" in lengths else k.shape
+    return LONGEST if max(0, *q.shape, *of_k) <= LONGEST else 2**31
 
 
 def refused(reason):

@@ -7,10 +7,12 @@ takes about a millisecond. All of it is looked at in each call, since nobody is 
 changes.
 """
 
+import dis
 import types
 import weakref
+from types import CodeType, FunctionType
 
-import torch
+from torch import Tensor
 
 from fa3.flex.graph import SCORE, Graph
 from fa3.flex.trace import Function, trace
@@ -19,10 +21,10 @@ MOST = 256  # functions that are remembered
 MOST_DEPTH = 4  # of functions that name functions
 _known: dict[object, tuple] = {}  # identity -> (its Function, weak references to what it captures)
 _identities: dict[tuple, object] = {}  # what tells a function from others -> its identity
-_codes: dict[int, tuple] = {}  # id -> (the code, what stands for it, the names in it)
+_codes: dict[int, "Code"] = {}  # by id of the code, which it keeps
 
 UNCHANGED = types.ModuleType, types.BuiltinFunctionType
-NUMBERS = bool, int, float, str
+NUMBERS = float, int, bool, str, type(None)
 
 
 def remember(table, key, value):
@@ -74,7 +76,7 @@ def identity_of(value):
     parts = []
     if not add_identity(value, parts, 0):
         return None
-    key = (*parts,)
+    key = tuple(parts)
     found = _identities.get(key)
     return remember(_identities, key, object()) if found is None else found
 
@@ -82,14 +84,14 @@ def identity_of(value):
 def add_identity(value, parts, depth):
     """Appends what tells the value from others, which begins with its kind; False: nothing does."""
     kind = type(value)
-    if kind is types.FunctionType:
-        return depth <= MOST_DEPTH and add_function(value, parts, depth + 1)
-    if isinstance(value, torch.Tensor):
+    if kind is Tensor or (kind not in NUMBERS and isinstance(value, Tensor)):
         parts += id(value), value.shape, value.dtype, value.requires_grad
         return True
-    if value is None or isinstance(value, NUMBERS):
+    if kind in NUMBERS or isinstance(value, NUMBERS):
         parts += kind, repr(value) if value == 0 else value  # 0.0 == -0.0
         return True
+    if kind is FunctionType:
+        return depth <= MOST_DEPTH and add_function(value, parts, depth + 1)
     if kind is tuple:
         parts += kind, len(value)
         return all(add_identity(part, parts, depth + 1) for part in value)
@@ -100,23 +102,19 @@ def add_function(function, parts, depth):
     code = function.__code__
     found = _codes.get(id(code))
     if found is None:
-        # An object stands for the code, whose own hash takes long.
-        found = remember(_codes, id(code), (code, object(), names_of(code)))
-    _, stands_for, names = found
-    parts.append(stands_for)
+        found = remember(_codes, id(code), Code(code))
+    parts.append(found)
     namespace = function.__globals__
-    # What the names stand for, but modules and builtins, which no call changes. A name may be an
-    # attribute's: then what it stands for here changes nothing.
-    for name in names:
+    for name in found.names:
         value = namespace.get(name, types)
         if type(value) in UNCHANGED:
             parts.append(None)
         elif not add_identity(value, parts, depth):
             return False
-    defaults, keywords = function.__defaults__, function.__kwdefaults__
-    if defaults or keywords:
-        given = (*(defaults or ()), *(keywords or {}).values())
-        parts += types.FunctionType, (*(keywords or ()),), len(given)
+    if function.__defaults__ or function.__kwdefaults__:
+        defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
+        given = *defaults, *keywords.values()
+        parts += FunctionType, (*keywords,), len(given)
         for value in given:
             if not add_identity(value, parts, depth):
                 return False
@@ -130,7 +128,19 @@ def add_function(function, parts, depth):
     return True
 
 
+class Code:
+    """Stands for a function's code, whose own hash takes long; and the globals that it names, also
+    in functions that it defines: what modules and builtins are, no call changes."""
+
+    def __init__(self, code):
+        self.code = code
+        self.names = (*dict.fromkeys(names_of(code)),)
+
+
 def names_of(code):
-    """Also of the functions that it defines."""
-    inner = (names_of(c) for c in code.co_consts if isinstance(c, types.CodeType))
-    return tuple(dict.fromkeys([*code.co_names, *(name for names in inner for name in names)]))
+    for instruction in dis.get_instructions(code):
+        if "GLOBAL" in instruction.opname or "NAME" in instruction.opname:
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_of(constant)
