@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score functions as users write them, each made of captured tensors for some heads and lengths."""
 
+import gc
+
 import torch
 
 
@@ -10,6 +12,20 @@ def generator(seed=0):
 
 def randn(*shape, dtype=torch.float64, seed=0):
     return torch.randn(*shape, dtype=dtype, generator=generator(seed))
+
+
+def object_at(address, make):
+    """What make() returns: made until it comes to this address, or anywhere if that is None. It may
+    make no object beside, which would take the address each time."""
+    gc.collect()  # of frames that stand in a circle
+    elsewhere = []  # kept, so that memory that is free comes to its end
+    while address is not None and len(elsewhere) < 100_000:
+        made = make()
+        if id(made) == address:
+            return made
+        elsewhere.append(made)
+    assert address is None, "nothing came to the address of what is gone"
+    return make()
 
 
 def alibi(heads, rows, dtype):

@@ -2,6 +2,7 @@
 """fa3.flex_attention beside torch's own in float64, and beside finite differences."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import flex_functions as functions
 import pytest
@@ -464,17 +465,48 @@ def test_a_call_is_remembered_with_its_window_and_scale():
 
 
 def test_a_tensor_that_has_another_ones_address_is_another_one():
-    q, k, v = inputs(dtype=torch.float32)
-    ids = []
-    for factor in (1.0, 2.0, 3.0, 4.0):
-        row = torch.full((HEADS,), factor)
-        ids.append(id(row))
+    q, k, v = (x.detach() for x in inputs(dtype=torch.float32))  # no graph keeps the row
+    address = None
+    for factor in (1.0, 2.0, 3.0):
+        row = functions.object_at(address, lambda x=factor: torch.full((HEADS,), x))
         times = lambda s, b, h, i, j, t=row: s * t[h]  # noqa: E731
         mine = fa3.flex_attention(q, k, v, score_mod=times, scale=0.5)
         torch.testing.assert_close(mine, fa3.attention(q, k, v, scale=0.5 * factor))
+        address = id(row)
         del row, times
-    if len({*ids}) == len(ids):
-        pytest.skip("no tensor came to the address of another one")
+
+
+def test_threads_have_functions_of_their_own():
+    q, k, v = inputs(dtype=torch.float32)
+    right = {x: fa3.attention(q, k, v, scale=0.5 * x) for x in (1.0, 2.0, 3.0, 4.0)}
+
+    def call(factor):
+        row = torch.full((HEADS,), factor)
+        times = lambda s, b, h, i, j: s * row[h]  # noqa: E731
+        return fa3.flex_attention(q, k, v, score_mod=times, scale=0.5)
+
+    factors = [*right] * 10
+    with ThreadPoolExecutor(4) as threads:
+        for factor, mine in zip(factors, threads.map(call, factors), strict=True):
+            torch.testing.assert_close(mine, right[factor])
+
+
+shape = object()  # a global of which of_attribute() names an attribute alone
+
+
+def of_attribute(s, b, h, q, k):
+    return s * SLOPES.shape[0]
+
+
+def test_names_of_attributes_are_no_globals(monkeypatch):
+    from fa3.flex.functions import identity_of
+
+    known = identity_of(of_attribute)
+    assert known is not None
+    monkeypatch.setitem(globals(), "shape", 2.0)
+    assert identity_of(of_attribute) is known
+    monkeypatch.setitem(globals(), "SLOPES", torch.ones(HEADS + 1))
+    assert identity_of(of_attribute) is not known
 
 
 def test_options_are_in_the_order_of_the_table():

@@ -6,6 +6,7 @@ import math
 import types
 import warnings
 
+import flex_functions
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -146,6 +147,48 @@ def test_a_map_is_made_once_for_a_function_and_what_it_captures(walked, monkeypa
     assert len(made) == 4 and inside.isfinite().all()
     lists.keep("another", lists.Kept([], [], masks.BlockMask(owner, None)))
     assert len(lists._known) == 3  # none of the clone, which is gone
+
+
+def test_a_map_is_that_of_the_calls_mask_window_and_shapes(walked):
+    owner = torch.arange(KEYS) // 150
+    q, k, v = (x.detach() for x in inputs())
+    calls = [
+        (q, k, v),
+        (q[:, :200], k, v),
+        (q, k[:, :310], v[:, :310]),
+        (q[:1], k[:1], v[:1]),
+        (q[:, :, :2], k, v),
+    ]
+
+    def same(b, h, i, j):
+        return owner[i] == owner[j] + h % 2
+
+    for tensors in calls * 2:
+        rows, keys, heads = tensors[0].shape[1], tensors[1].shape[1], tensors[0].shape[2]
+        place = torch.arange(heads)[:, None, None], owner[:rows, None], owner[:keys]
+        seen = (place[1] == place[2] + place[0] % 2)[None]
+        for options in ({}, {"causal": True}, {"window": (70, 0)}):
+            mine = fa3.flex_attention(*tensors, mask_mod=same, **options)
+            torch.testing.assert_close(mine, fa3.attention(*tensors, bias=seen, **options))
+    listed = len(walked)
+    fa3.flex_attention(q, k, v, mask_mod=same)
+    assert len(walked) == listed + 1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fa3.flex_attention(q, k, v, mask_mod=same)
+    assert len(walked) == listed + 1
+
+
+def test_a_map_is_not_that_of_a_tensor_that_is_gone(walked):
+    q, k, v = (x.detach() for x in inputs())
+    address = None
+    for keys in (100, 200, 300):
+        numbers = [key // keys for key in range(KEYS)]
+        owner = flex_functions.object_at(address, lambda n=numbers: torch.tensor(n))
+        mine = fa3.flex_attention(q, k, v, mask_mod=lambda b, h, i, j, t=owner: t[i] == t[j])
+        seen = owner[:ROWS, None] == owner
+        torch.testing.assert_close(mine, fa3.attention(q, k, v, bias=seen))
+        address = id(owner)
+        del owner
 
 
 def test_maps_are_kept_up_to_their_size(monkeypatch):

@@ -7,7 +7,15 @@ from torch.autograd.function import once_differentiable
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, device, lists, tiles
 from fa3.flex.block_mask import mask_of, with_mask
-from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, Listed, Window, call_of, in_order
+from fa3.flex.call import (
+    EVERY_KEY,
+    NO_LATER_KEY,
+    NO_LENGTHS,
+    Listed,
+    Window,
+    call_of,
+    in_order,
+)
 from fa3.flex.functions import both, function_of, identity_of
 from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
@@ -43,18 +51,17 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     window = window_of(causal, window)
     if mask_mod is None and block_mask is None:
         return apply(function_of(score_mod), q, k, v, window, scale, lengths, return_lse)
-    alike, extents = lists.of_one_length(lengths), lists.extents_to_walk(q, k, v, lengths)
+    alike = lists.of_one_length(lengths)
     # Where sequences have lengths of their own the window is not in the lists.
     in_lists = window if alike else EVERY_KEY
-    mask = of_mask = blocks = None
-    if extents is not None and mask_mod is None and isinstance(block_mask, BlockMask):
-        blocks = block_mask if in_lists.is_open() else None
+    mask = blocks = None
+    if mask_mod is None and in_lists.is_open() and isinstance(block_mask, BlockMask):
+        blocks = None if lists.extents_to_walk(q, k, v, lengths) is None else block_mask
     if blocks is None or score_mod is not None:
         mask = mask_of(mask_mod, block_mask)
         of_mask = identity_of(mask)
-    if blocks is None and extents is not None:
-        hides = function_of(with_mask(None, mask), both(EVERY_SCORE, of_mask))
-        blocks = lists.of_function(*hides, in_lists, extents, q.shape[-2], q.device)
+    if blocks is None:
+        blocks = lists_of(mask, of_mask, in_lists, q, k, v, lengths)
     if blocks is not None and score_mod is None:
         try:
             beside = EVERY_KEY if alike else window
@@ -72,6 +79,20 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
         if captures_first(alone, traced):
             listed = alone[0], blocks
     return apply(traced, q, k, v, window, scale, lengths, return_lse, listed=listed)
+
+
+def lists_of(mask, identity, window, q, k, v, lengths):
+    """The mask and the window as a BlockMask, or None."""
+    place = None
+    if lengths is NO_LENGTHS and identity is not None:
+        place = identity, window, q.shape, k.shape, v.shape, q.dtype, q.device
+        if (blocks := lists.known_at(place, q.is_cuda)) is not None:
+            return blocks
+    extents = lists.extents_to_walk(q, k, v, lengths)
+    if extents is None:
+        return None
+    hides = function_of(with_mask(None, mask), both(EVERY_SCORE, identity))
+    return lists.of_function(*hides, window, extents, q.shape[-2], q.device, place)
 
 
 def by_lists(q, k, v, blocks, scale, window, lengths, return_lse):
