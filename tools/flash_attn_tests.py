@@ -111,8 +111,8 @@ def skips_of_fa4_scores(name, case):
 QV = {"has_qv": ("fa3 has no kernel whose scores are q.k + qv.v", lambda case: True)}
 ALIBI = {
     "alibi": (
-        "fa3 has no ALiBi beside dropout or over a cache",
-        lambda case: str(case.get("dropout_p", "0.0")) != "0.0" or "new_kv" in case,
+        "fa3 has no ALiBi beside dropout",
+        lambda case: str(case.get("dropout_p", "0.0")) != "0.0",
     )
 }
 INTERNALS = "calls parts of FlashAttention-4 that have no counterpart"
@@ -147,7 +147,7 @@ OF_FA4_SCORES = {
 }
 OF_FA4_LISTS = dict.fromkeys(
     ("test_varlen", "test_varlen_parameterized_masks", "test_varlen_matches_fixed_length"),
-    "fa3 has no lists of blocks for packed sequences: it asks the mask function there",
+    "asks for the layout that FlashAttention-4 gives the lists of packed sequences",
 )
 SUITES = {
     "cute/test_mask_mod.py": Suite(names_of_fa4, skips_nothing, {}, OF_FA4_MASKS),

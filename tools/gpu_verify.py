@@ -27,10 +27,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from types import MappingProxyType
 
 from gpu_pieces import PROGRAMS, pieces, table_rows
 from kernel_code import KernelCode
@@ -48,7 +47,8 @@ PYTEST_SUMMARY = re.compile(r"^(?:(\d+) failed, )?(\d+) passed", re.MULTILINE)
 GTEST_RAN = re.compile(r"^\[=+\] (\d+) tests? from \d+ test suites? ran\.", re.MULTILINE)
 GTEST_PASSED = re.compile(r"^\[  PASSED  \] (\d+) tests?\.", re.MULTILINE)
 GTEST_SKIPPED = re.compile(r"^\[  SKIPPED \] (\d+) tests?", re.MULTILINE)
-NO_CODE, NOTHING = KernelCode({}), MappingProxyType({})
+NO_CODE = KernelCode({})
+ROW_NUMBERS = re.compile(r"(--rows) \d+ \d+")
 # Which piece needs another's digests.
 AFTER = {"kernels with random delays, bit for bit": "kernels against float64, every branch"}
 
@@ -73,7 +73,7 @@ def counts(output: str) -> tuple[int, int]:
 
 
 running_commands: dict[str, float] = {}  # and when each began
-passed_commands: dict[str, dict[str, str]] = {}  # of pieces not yet ended: command -> machine code
+passed_commands: dict[str, set[str]] = {}  # of pieces not yet ended, as checked() has them
 keep_what_passed: list[Callable[[], None]] = []  # what a run that is ended early does last
 
 
@@ -121,9 +121,16 @@ def words_of(command: list) -> str:
     return PLACES.sub("", " ".join(words))
 
 
-def checked(command: list) -> str:
-    """What a command checks, in words: without the files of digests."""
-    return words_of(command).partition(" --digests ")[0]
+def checked(command: list, codes: KernelCode) -> str | None:
+    """What a command checks: its words and the hash of its rows' machine code; None where that is
+    not known. The hash stands for the rows' numbers, which change when a table gets another."""
+    words = ROW_NUMBERS.sub(r"\1", words_of(command).partition(" --digests ")[0])
+    code = codes.of_command(command)
+    return f"{words}: {code}" if code else None
+
+
+def all_checked(commands: list, codes: KernelCode) -> set[str]:
+    return {one for command in commands if (one := checked(command, codes))}
 
 
 def has_passed(output: str, status: int) -> bool:
@@ -138,27 +145,26 @@ def run_piece(
     build: Path,
     pool: ThreadPoolExecutor,
     codes: KernelCode = NO_CODE,
-    known: Mapping = NOTHING,
+    known: Collection[str] = (),
 ) -> dict:
     """Runs one piece; 'passed' also needs every summary line, so that a crash is a failure.
 
-    'seconds' adds up those of its commands. `known` has what was checked before, and of which
-    machine code; 'code' says the same of the commands that passed now and those carried over, as
-    does passed_commands until the piece ends."""
+    'seconds' adds up those of its commands. `known` has what was checked before, as checked() says
+    it; 'code' has it of the commands that passed now and those carried over, as does
+    passed_commands until the piece ends."""
     if not commands:
         return {"name": name, "passed": False, "skipped": "its program is not built"}
-    code = {checked(command): of for command in commands if (of := codes.of_command(command))}
-    carried = {words for words, of in code.items() if known.get(words) == of}
-    commands = [command for command in commands if checked(command) not in carried]
+    carried = [command for command in commands if checked(command, codes) in known]
+    commands = [command for command in commands if command not in carried]
     if commands and shutil.which(commands[0][0]) is None:
         missing = f"{commands[0][0]} is not on this machine"
         return {"name": name, "passed": False, "skipped": missing}
-    passed = passed_commands[name] = {words: code[words] for words in carried}
+    passed = passed_commands[name] = all_checked(carried, codes)
 
     def run(command):
         result = run_command(command, build)
-        if has_passed(*result[:2]) and (words := checked(command)) in code:
-            passed[words] = code[words]
+        if has_passed(*result[:2]):
+            passed.update(all_checked([command], codes))
         return result
 
     ended = list(pool.map(run, commands))
@@ -169,8 +175,6 @@ def run_piece(
         failed = list(range(len(ended)))
     # What is shown of several commands: the ends of those that failed, or else of the last.
     shown = failed or range(len(ended))[-1:]
-    for i in failed:
-        code.pop(checked(commands[i]), None)
     return {
         "name": name,
         "passed": not failed,
@@ -179,7 +183,7 @@ def run_piece(
         "seconds": round(sum(seconds for _, _, seconds in ended), 1),
         "output": [line for i in shown for line in end_of(commands[i], ended[i][0])],
         **({"carried": len(carried)} if carried else {}),
-        **({"code": code} if code else {}),
+        **({"code": sorted(passed)} if passed else {}),
     }
 
 
@@ -223,7 +227,7 @@ def verify(build: Path, path: Path, only: Sequence[str] = ("",), gpu_oracle: boo
     every, running = pieces(build, gpu_oracle), {}
     digests, codes = hashes(every), KernelCode.load(build)
     before = load_record(path).get("pieces", [])
-    known = {piece["name"]: piece.get("code", {}) for piece in before}
+    known = {piece["name"]: piece.get("code", ()) for piece in before}
     todo = {
         name: commands for name, commands in every.items() if any(text in name for text in only)
     }
@@ -246,14 +250,14 @@ def verify(build: Path, path: Path, only: Sequence[str] = ("",), gpu_oracle: boo
             return done[name]
         if AFTER.get(name) in running:
             running[AFTER[name]].result()
-        result = run_piece(name, todo[name], build, command_pool, codes, known.get(name, {}))
+        result = run_piece(name, todo[name], build, command_pool, codes, known.get(name, ()))
         return {**result, **seen_here, "source_hash": digests[name]}
 
     def keep_parts():
         """The commands that passed of pieces that did not end are carried over next time."""
         ended = {one["name"] for one in record["pieces"]}
         parts = [
-            {"name": name, "passed": False, "skipped": "it did not end", "code": dict(passed)}
+            {"name": name, "passed": False, "skipped": "it did not end", "code": sorted(passed)}
             for name, passed in passed_commands.items()
             if name not in ended
         ]
@@ -291,8 +295,8 @@ def note_code(build: Path, path: Path) -> None:
     record, digests = load_record(path), hashes(every)
     for piece in record.get("pieces", []):
         if piece["passed"] and piece["source_hash"] == digests.get(piece["name"]):
-            code = {checked(c): of for c in every[piece["name"]] if (of := codes.of_command(c))}
-            piece.update({"code": code} if code else {})
+            code = all_checked(every[piece["name"]], codes)
+            piece.update({"code": sorted(code)} if code else {})
     if record:
         path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"{sum(map(len, codes.programs.values()))} rows in {len(codes.programs)} programs")
