@@ -9,11 +9,14 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import figures  # noqa: E402
 import plot  # noqa: E402  (as figures.py found it)
 
-ROWS = ROOT / "docs" / "lab" / "results" / "forward-h200-2026-11-22.jsonl"
-BACKWARD = ROOT / "docs" / "lab" / "results" / "backward-h200-2026-11-22.jsonl"
-H100_FORWARD = ROOT / "docs" / "lab" / "results" / "forward-rivals-h100-2026-11-26.jsonl"
-H100_BACKWARD = ROOT / "docs" / "lab" / "results" / "backward-rivals-h100-2026-11-26.jsonl"
-H100_BACKWARD_256 = H100_BACKWARD.with_name("backward-pairs-rivals-h100-2026-11-26.jsonl")
+RESULTS = ROOT / "docs" / "lab" / "results"
+ROWS = RESULTS / "forward-h200-2026-11-22.jsonl"
+FORWARD = RESULTS / "forward-rivals-h200-2026-11-26.jsonl"  # without FlashAttention-4
+BACKWARD = RESULTS / "backward-rivals-h200-2026-11-26.jsonl"  # likewise
+BACKWARD_BESIDE_FA4 = RESULTS / "backward-h200-2026-11-22.jsonl"
+H100_FORWARD = RESULTS / "forward-rivals-h100-2026-11-26.jsonl"
+H100_BACKWARD = RESULTS / "backward-rivals-h100-2026-11-26.jsonl"
+H100_BACKWARD_256 = RESULTS / "backward-pairs-rivals-h100-2026-11-26.jsonl"
 RIVALS = {"official": "fa3-official", "FlashAttention-4": "fa4-sm90", "cuDNN": "cudnn"}
 PICTURE = ROOT / "docs" / "figures" / "forward-h200.svg"
 HIDDEN = 2048  # heads * head dim of the picture; other rows of the file are left out
@@ -49,7 +52,8 @@ def main():
     with plot.style():
         figure = plot.draw(plot.newest(rows()), "Forward attention on one H200, bf16")
         plot.save(figure, PICTURE, Source=figures.source(ROWS))
-    for path in (ROWS, BACKWARD, H100_FORWARD, H100_BACKWARD, H100_BACKWARD_256):
+    of_h100 = H100_FORWARD, H100_BACKWARD, H100_BACKWARD_256
+    for path in (ROWS, FORWARD, BACKWARD, BACKWARD_BESIDE_FA4, *of_h100):
         for what, ratio in summary(path).items():
             print(f"{path.stem}: {ratio:.3f} of {what}")
     print(PICTURE)

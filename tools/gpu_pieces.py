@@ -204,4 +204,6 @@ def python_tests() -> list:
     return [
         *dealt(PYTHON_PROCESSES, (), folder),
         *dealt(SCORE_PROCESSES, ("FA3_ENGINE=ampere",), *scores),
+        # As on cards of 99 KB, whose kernels with slopes have tiles of their own.
+        *dealt(2, ("FA3_ENGINE=ampere", "FA3_SMALL_SMEM=1"), folder / "test_flex_gradients.py"),
     ]

@@ -46,6 +46,7 @@ struct BackwardSmem {
   static constexpr int kStatistics = kDs + C.ds_tile().bytes();
   static constexpr int kSlopes = kStatistics + C.stages * C.statistics_bytes();
   static constexpr int kWork = kSlopes + C.slope_bytes();
+  static_assert(kWork == C.tile_bytes());
   static constexpr int kBytes = kWork + int{sizeof(KeyBlockWork)};
 
   static FA3_HD constexpr int q(int stage) { return kStages + stage * C.stage_bytes(); }

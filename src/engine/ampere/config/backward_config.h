@@ -76,11 +76,12 @@ struct BackwardConfig {
   }
 
   // A tile for P's other form becomes that of a score function, whose kernel is compiled at run
-  // time. apart: its slopes lie beside P.
+  // time. apart: its slopes lie beside P, of half of the keys where those of all do not fit.
   FA3_HD constexpr BackwardConfig with_score_function(bool apart) const {
     BackwardConfig other = *this;
     other.scored = false;
     other.keeps_slopes = apart;
+    if (other.tile_bytes() > smem_class) other.block_n = block_n / 2;
     return other;
   }
 
@@ -104,6 +105,11 @@ struct BackwardConfig {
   FA3_HD constexpr int slope_bytes() const { return keeps_slopes ? p_bytes() : 0; }
   FA3_HD constexpr int stage_bytes() const { return q_tile().bytes() + d_o_tile().bytes(); }
   FA3_HD constexpr int statistics_bytes() const { return 2 * block_m * int{sizeof(float)}; }
+  // All of a CTA's shared memory, but for the record of its work.
+  FA3_HD constexpr int tile_bytes() const {
+    return k_tile().bytes() + v_tile().bytes() + stages * (stage_bytes() + statistics_bytes()) +
+           p_bytes() + ds_tile().bytes() + slope_bytes();
+  }
 
   // A thread's: the larger of dK and dV, a tile of scores, the same packed, and the rest.
   FA3_HD constexpr int registers_used() const {

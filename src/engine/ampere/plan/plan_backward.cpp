@@ -62,8 +62,9 @@ Status check_score(const BackwardProblem& p) {
 // The row's kernels, of which the main one is compiled when the plan runs.
 BackwardKernel with_score_function(BackwardKernel kernel, const fa3_score_function& score) {
   const bool apart = score.gradients != nullptr && cuda::keeps_scores_or_slopes(score);
-  kernel.config = kernel.config.with_score_function(apart);
-  kernel.smem_bytes += kernel.config.slope_bytes();
+  const BackwardConfig row = kernel.config;
+  kernel.config = row.with_score_function(apart);
+  kernel.smem_bytes += kernel.config.tile_bytes() - row.tile_bytes();
   return kernel;
 }
 

@@ -154,8 +154,8 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
           concat(pairs, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
                  "#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
                  "#include \"engine/hopper/forward/producer/",
-                 loader_of(c), "\"\n#include \"engine/hopper/forward/producer/", scheduler_of(c),
-                 "\"\n"),
+                 loader_of(c), "\"\n#include \"engine/hopper/forward/producer/schedule/",
+                 scheduler_of(c), "\"\n"),
           concat("constexpr ForwardConfig kConfig = ", cuda::text_of("ForwardConfig", fields_of(c)),
                  ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
                  " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"

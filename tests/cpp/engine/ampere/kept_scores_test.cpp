@@ -96,6 +96,13 @@ TEST(KeptScores, of_64_columns_give_the_gradients_of_double_precision) {
 TEST(KeptScores, of_128_columns_give_the_gradients_of_double_precision) {
   check<kBackwardTable[2].config, Element::kBf16>({1, 2, 1, 90, 150});
 }
+// Slopes beside P take half of the keys.
+TEST(KeptScores, of_128_columns_small_give_the_gradients_of_double_precision) {
+  constexpr BackwardConfig row = kBackwardTable[3].config.with(Element::kFp16, true);
+  static_assert(row.with_score_function(false).block_n == 128 &&
+                row.with_score_function(true).block_n == 64);
+  check<kBackwardTable[3].config, Element::kFp16>({1, 2, 1, 90, 150});
+}
 TEST(KeptScores, under_a_block_mask_give_the_gradients_of_double_precision) {
   check<kMaskBackwardTable[0].config, Element::kBf16>({1, 2, 1, 300, 300, true});
 }
