@@ -71,6 +71,8 @@ class RivalLibrary:
             forward()  # a library may have the backward alone
             self.o, self.lse = forward.o, forward.lse
             self.prepare_backward(case, tensors)
+        for x in self.outputs:  # what the library does not write must not pass for its result
+            x.fill_(float("nan"))
 
     def prepare_backward(self, case: Case, tensors: Tensors):
         if case.heads != case.kv_heads:

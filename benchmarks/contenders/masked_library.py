@@ -43,7 +43,9 @@ class MaskedRival:
         self.library.rival_masked_workspace.restype = ctypes.c_int64
         self.name = self.library.rival_name().decode()
         self.kept = [*tensors, d_o, out, lse, starts]
-        self.outputs = [torch.empty_like(x) for x in ((q,) if which == "fwd" else tensors)]
+        # NaN: what the library does not write must not pass for its result.
+        own = (q,) if which == "fwd" else tensors
+        self.outputs = [torch.full_like(x, float("nan")) for x in own]
         if which == "fwd":
             out, lse, gradients = self.outputs[0], torch.empty_like(lse), []
         else:
