@@ -153,12 +153,13 @@ def run_piece(
     it; 'code' has it of the commands that passed now and those carried over, as does
     passed_commands until the piece ends."""
     if not commands:
-        return {"name": name, "passed": False, "skipped": "its program is not built"}
+        skipped = {"name": name, "passed": False, "skipped": "its program is not built"}
+        return {**skipped, "code": [*known]} if known else skipped
     carried = [command for command in commands if checked(command, codes) in known]
     commands = [command for command in commands if command not in carried]
     if commands and shutil.which(commands[0][0]) is None:
         missing = f"{commands[0][0]} is not on this machine"
-        return {"name": name, "passed": False, "skipped": missing}
+        return {"name": name, "passed": False, "skipped": missing, "code": [*known]}
     passed = passed_commands[name] = all_checked(carried, codes)
 
     def run(command):

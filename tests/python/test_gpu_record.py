@@ -257,6 +257,13 @@ def test_a_piece_whose_program_is_not_built_has_not_passed(tmp_path):
     assert not result["passed"] and result["skipped"] == "its program is not built"
 
 
+def test_a_piece_that_cannot_run_here_keeps_what_was_checked_before(tmp_path):
+    known = ["check --rows: its code"]
+    for commands in ([], [["a-program-that-is-nowhere"]]):
+        result = gpu_verify.run_piece("piece", commands, tmp_path, None, known=known)
+        assert not result["passed"] and result["code"] == known
+
+
 def test_a_run_that_is_told_to_end_says_what_had_not():
     done = subprocess.run([sys.executable, "-c", ENDED], capture_output=True, text=True)
     assert done.returncode == 128 + signal.SIGTERM
