@@ -169,18 +169,25 @@ def decode(
 
 
 def backward(
-    d: int, dv: int, block_m: int, block_n: int, helpers: int, variant: int, dropout: int
+    d: int,
+    dv: int,
+    block_m: int,
+    block_n: int,
+    helpers: int,
+    variant: int,
+    dropout: int,
+    in_pairs: int,
 ) -> Expected:
     """Sites up to 128 columns: S in first block and step, dP and dV in the step, dK also last.
 
     Beyond, each side has two sites of its tile and two of its sum, in halves at 256. dQ's parts are
     unrolled where there are two. Softcap of large products has one more exponential wherever there
     are scores, and with helpers at 128 columns spilled registers. Helpers give up registers too.
-    At 256 columns CTAs are pairs: dQ is half of the columns of two products, and the halves of dO
-    have a fence each and a wait where they are summed.
+    Of pairs dQ is half of the columns of two products, with a fence each. At 256 columns CTAs are
+    pairs, and the halves of dO have a fence each and a wait where they are summed.
     """
     slab = 64 if d % 64 == 0 else 32
-    ctas = 2 if d == 256 else 1
+    ctas = 2 if d == 256 or in_pairs else 1
     parts = block_m // 64 * (d // slab) // ctas
     dq_sites = parts if parts <= 2 else 1
     dq = ctas * dq_sites * block_n // 16
@@ -188,7 +195,7 @@ def backward(
     if d <= 128:
         spilled = 38 if d == 128 and helpers and variant == CAPPED else 0
         ss, rs = 2 * d // 16 + dv // 16 + dq, 3 * block_m // 16
-        return Expected(ss, rs, 10 + 2 * dq_sites, exponentials, 0, spilled, 2 + helpers)
+        return Expected(ss, rs, 10 + (1 + ctas) * dq_sites, exponentials, 0, spilled, 2 + helpers)
     ss, rs = 2 * (d + dv) // 16 + dq, 4 * block_m // 16 * (d // 256 + 1)
     of_pairs = dq_sites + 8 if ctas == 2 else 0
     spilled = 1 if ctas == 2 and variant == GENERAL else 0
@@ -226,7 +233,8 @@ GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config
 # Exponentials of the merge in a kernel that decodes: 16 pieces of a row, 4 of 4 rows, and of each
 # of these five a factor and two for a sink.
 MERGED = 16 + 4 * 4 + 5 * 3
-HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)E"  # or not; the variant; dropout
+# Or not; the variant; dropout; whether CTAs are pairs to 128 columns.
+HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)ELb\dELb\dELb(\d)E"
 E4M3 = rb"ELb(\d)"  # of the forward
 # Quantized caches' slots; whether steps are guarded; dropout; (block mask;) the variant; whether
 # values are transposed.

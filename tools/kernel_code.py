@@ -28,7 +28,10 @@ ENTRIES = {
         "plain": "plain_launch",
         **{t: t + "_entry_{}" for t in ("e4m3", "cache", "stream_k", "decode", "dropout")},
     },
-    "backward": {"backward": "backward_entry_{}", "dropout": "dropout_backward_entry_{}"},
+    "backward": {
+        "backward": "backward_entry_{}",
+        **{t: t + "_backward_entry_{}" for t in ("dropout", "pair")},
+    },
 }
 
 

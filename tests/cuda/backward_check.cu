@@ -16,6 +16,7 @@
 #include "cuda/backward_timing.cuh"
 #include "engine/hopper/launch/launch_backward.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
+#include "engine/hopper/tables/pair_backward_table.h"
 
 namespace fa3::testing {
 namespace {
@@ -36,9 +37,10 @@ BackwardSubject subject_of(const BackwardKernel& kernel) {
           }};
 }
 
-// The rows of kBackwardTable, then those of kDropoutBackwardTable.
+// The rows of kBackwardTable, then those of kDropoutBackwardTable and of kPairBackwardTable.
 constexpr int kPlainRows = int(hopper::kBackwardTable.size());
-constexpr int kRows = kPlainRows + int(hopper::kDropoutBackwardTable.size());
+constexpr int kRowsOfOne = kPlainRows + int(hopper::kDropoutBackwardTable.size());
+constexpr int kRows = kRowsOfOne + int(hopper::kPairBackwardTable.size());
 
 // The kernels of a row that do a case: the least general, and for bf16 dense cases the general one
 // too.
@@ -66,15 +68,27 @@ std::vector<BackwardKernel> dropout_kernels_of(int row, Element element, const B
   return {kernel};
 }
 
+// Causal cases too: plans give pairs only full masks, for speed alone.
+std::vector<BackwardKernel> pair_kernels_of(int row, Element element, const BackwardCase& c) {
+  if (!c.dense() || c.softcap > 0 || c.sink) return {};
+  return {hopper::pair_backward_kernel_at(row, element)};
+}
+
+// `row` of all tables.
+std::vector<BackwardKernel> kernels_of_any(int row, Element element, const BackwardCase& c) {
+  if (row >= kRowsOfOne) return pair_kernels_of(row - kRowsOfOne, element, c);
+  if (row >= kPlainRows) return dropout_kernels_of(row - kPlainRows, element, c);
+  return kernels_of(row, element, c);
+}
+
 template <typename T>
 void check_row(int row, Element element, const std::string& only, int repeats, bool verbose,
                Tally* tally) {
-  const bool drops = row >= kPlainRows;
+  const bool drops = row >= kPlainRows && row < kRowsOfOne;
   for (BackwardCase& c : cases()) {
     c.dropout = drops ? 0.3f : 0.0f;
     if (c.name().find(only) == std::string::npos) continue;
-    for (const BackwardKernel& kernel :
-         drops ? dropout_kernels_of(row - kPlainRows, element, c) : kernels_of(row, element, c)) {
+    for (const BackwardKernel& kernel : kernels_of_any(row, element, c)) {
       tally->failures += !check<T>(subject_of(kernel), c, repeats, verbose, &tally->worst);
       ++tally->checks;
     }
@@ -102,6 +116,9 @@ void list_rows() {
   }
   for (const auto& row : hopper::kDropoutBackwardTable) {
     std::printf("%d dropout %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
+  }
+  for (const auto& row : hopper::kPairBackwardTable) {
+    std::printf("%d pair %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "engine/hopper/instances/backward_entry.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
+#include "engine/hopper/tables/pair_backward_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -25,12 +26,24 @@ BackwardKernel find_dropout(int row, std::integer_sequence<int, Rows...>) {
   return kEntries[row]();
 }
 
+template <int... Rows>
+BackwardKernel find_pair(int row, std::integer_sequence<int, Rows...>) {
+  constexpr BackwardKernel (*kEntries[])() = {&pair_backward_entry<Rows, Element::kBf16>...};
+  return kEntries[row]();
+}
+
 }  // namespace
 
 BackwardKernel dropout_backward_kernel_at(int row, Element element) {
   if (element != Element::kBf16) std::abort();
   constexpr std::make_integer_sequence<int, int(kDropoutBackwardTable.size())> kRows;
   return find_dropout(row, kRows);
+}
+
+BackwardKernel pair_backward_kernel_at(int row, Element element) {
+  if (element != Element::kBf16) std::abort();
+  constexpr std::make_integer_sequence<int, int(kPairBackwardTable.size())> kRows;
+  return find_pair(row, kRows);
 }
 
 // No check that runs these kernels has a block mask, or gradients in float32.

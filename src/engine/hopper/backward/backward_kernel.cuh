@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(C.threads(), 1)
     if (work.exists()) QueryLoader<C>(params, at, work).load_k();
     at.v_once().init(1);
     at.q_pipeline().init(kQueryReleases);
-    at.d_o_pipeline().init(kQueryReleases);
-    at.ds_pipeline().init(kWarpsPerWarpgroup, kKeyWarps);
+    at.d_o_pipeline().init(C.d_o_goes_with_ds() ? kKeyWarps : kQueryReleases);
+    at.ds_pipeline().init(C.ctas() * kWarpsPerWarpgroup, kKeyWarps);
     at.p_pipeline().init(C.ctas() * kWarpsPerWarpgroup, kWarpsPerWarpgroup);
     at.semaphore_pipeline().init(1);
     at.added_pipeline().init(1, kWarpsPerWarpgroup);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
     ptx::fence_mbarrier_init();
   }
   if constexpr (C.pairs()) {
-    KeyBlockPair<C>::meet();
+    KeyBlockPair<C>::meet_first();
   } else {
     __syncthreads();
   }
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
   if (warpgroup == int(BackwardWarpgroup::kQuery)) {
     ptx::setmaxnreg_dec<C.query_registers()>();
     QueryGradient<C>(params, at, work).run();
-    if constexpr (C.pairs()) KeyBlockPair<C>::meet();
+    if constexpr (C.pairs()) KeyBlockPair<C>::meet_last();
   } else if (C.helpers && warpgroup == int(BackwardWarpgroup::kHelpers)) {
     if constexpr (C.helpers) ptx::setmaxnreg_dec<C.helper_registers()>();
     help<C>(params, at, work, HelperWarp(warp % kWarpsPerWarpgroup));

@@ -59,7 +59,7 @@ struct BackwardSmem {
   alignas(kSmemAlignment) unsigned char v[C.v_tile().bytes()];
   alignas(kSmemAlignment) unsigned char q[C.stages][C.q_tile().bytes()];
   alignas(kSmemAlignment) unsigned char d_o[C.d_o_stages()][C.d_o_part().bytes()];
-  // dS, and behind it P where dK and dV are split or scores are capped. Of a pair first P, then dS.
+  // dS, and behind it P where dK and dV are split or scores are capped; or first P, then dS.
   alignas(kSmemAlignment) unsigned char ds[C.ds_stages][C.ds_tile().bytes() + C.p_bytes()];
   alignas(C.pairs() ? kSmemAlignment : 1)
       [[no_unique_address]] std::conditional_t<C.pairs(), PairTiles<C>, NoPairTiles> pair;
@@ -104,7 +104,7 @@ struct BackwardAddresses {
     return base + uint32_t{offsetof(Smem, ds)} + stage * (C.ds_tile().bytes() + C.p_bytes());
   }
   __device__ __forceinline__ uint32_t p(uint32_t stage) const {
-    return C.pairs() ? ds(stage) : ds(stage) + C.ds_tile().bytes();
+    return C.p_lies_in_ds() ? ds(stage) : ds(stage) + C.ds_tile().bytes();
   }
   __device__ __forceinline__ uint32_t pair_k() const {
     return base + uint32_t{offsetof(Smem, pair)};

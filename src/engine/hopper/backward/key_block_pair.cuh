@@ -6,9 +6,9 @@
 //   CTA 0   dQ[:, first half]  += dS0 K0[:, first half]  + dS1 K1[:, first half]
 //   CTA 1   dQ[:, second half] += dS0 K0[:, second half] + dS1 K1[:, second half]
 //
-// A dS is an eighth of the bytes of the dQ that it makes (of 64 queries, 256 columns and float32),
-// so what goes to the other CTA costs little beside what no longer goes to memory. Next:
-// query_gradient.cuh.
+// At 256 columns a dS is an eighth of the bytes of the dQ that it makes (of 64 queries, in
+// float32), so what goes to the other CTA costs little beside what no longer goes to memory. At 128
+// columns, with twice as many keys, it is half. Next: query_gradient.cuh.
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
@@ -28,12 +28,17 @@ class KeyBlockPair {
     for (uint32_t stage = 0; stage < C.ds_stages; ++stage) expect(stage);
   }
 
-  // All threads. At the start, so that nobody sends to barriers that are not there yet; at the end
-  // those of dQ alone, for until then the other CTA sends and arrives. Others have ended, or will.
-  static __device__ __forceinline__ void meet() {
+  // All threads, at the start: nobody sends to barriers that are not there yet. What the CTA's own
+  // threads have stored, __syncthreads() shows them.
+  static __device__ __forceinline__ void meet_first() {
+    __syncthreads();
+    meet();
+  }
+
+  // dQ's threads, at the end: until then the other CTA reads dS here. Others have ended, or will.
+  static __device__ __forceinline__ void meet_last() {
     __syncwarp();
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    meet();
   }
 
   // A helper's thread. The stage there is free where this one was: whoever wrote this dS has waited
@@ -60,12 +65,18 @@ class KeyBlockPair {
   // One lane of each of its warps, which has read both dS. What the other CTA has sent has left it
   // then. `sends`: it will send to this stage again.
   __device__ __forceinline__ void release(uint32_t stage, bool sends) const {
-    const uint32_t empty = at_.p_pipeline().empty(stage);
+    const Pipeline<C.ds_stages> pipeline = C.p_lies_in_ds() ? at_.p_pipeline() : at_.ds_pipeline();
+    const uint32_t empty = pipeline.empty(stage);
     ptx::mbarrier_arrive(empty);
     if (sends) ptx::mbarrier_arrive_in_cluster(there(empty));
   }
 
  private:
+  // Neither has to wait for additions to dQ.
+  static __device__ __forceinline__ void meet() {
+    ptx::cluster_arrive_relaxed();
+    ptx::cluster_wait();
+  }
   __device__ __forceinline__ void expect(uint32_t stage) const {
     ptx::mbarrier_arrive_expect_tx(at_.pair_pipeline().full(stage), C.ds_tile().bytes());
   }

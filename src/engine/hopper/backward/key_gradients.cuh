@@ -133,7 +133,7 @@ class KeyGradients {
     const Unseen unseen = unseen_steps();
     if (unseen.first) {
       at_.q_pipeline().wait_full(cursor_);  // a phase that nobody waits for looks like the next one
-      at_.d_o_pipeline().wait_full(cursor_);
+      at_.d_o_pipeline().wait_full(d_o_cursor(cursor_));
       hand_over_zeros();
       cursor_.advance();
       block.advance(steps);
@@ -145,7 +145,7 @@ class KeyGradients {
     typename Tile::Scores p;
     first_p(p, block);
     at_.v_once().wait_full({});
-    at_.d_o_pipeline().wait_full(cursor_);
+    at_.d_o_pipeline().wait_full(d_o_cursor(cursor_));
     for (int step = 1;; ++step) {
       const bool last = step == num_steps;
       typename Tile::Packed ds;
@@ -188,7 +188,7 @@ class KeyGradients {
   __device__ __forceinline__ void score_gradient(typename Tile::Packed& packed,
                                                  typename Tile::Scores& p,
                                                  float (&dv)[C.head_dim_v / 2], Block block) {
-    const uint32_t stage = cursor_.stage();
+    const uint32_t stage = d_o_cursor(cursor_).stage();
     [[maybe_unused]] typename Tile::Packed signed_p;
     [[maybe_unused]] typename Tile::Dropped dropped;
     if constexpr (C.signs_p()) dropout_.exchange(dropped);
@@ -204,11 +204,11 @@ class KeyGradients {
     }
     ptx::wgmma_fence();
     tile::issue_abt<C.element, C.v_tile(), C.d_o_tile()>(
-        p, tile::k_major_low(at_.v() + warpgroup_ * kRowsPerWarpgroup * C.v_tile().row_bytes()),
-        tile::k_major_low(at_.d_o(stage)));
+        p, tile::k_major_low(at_.in_cta(at_.v()) + first_row_bytes(C.v_tile())),
+        tile::k_major_low(at_.in_cta(at_.d_o(stage))));
     ptx::wgmma_commit_group();
-    tile::issue_ab<C.element, C.d_o_tile()>(dv, packed,
-                                            tile::mn_major_low(C.d_o_tile(), at_.d_o(stage)));
+    tile::issue_ab<C.element, C.d_o_tile()>(
+        dv, packed, tile::mn_major_low(C.d_o_tile(), at_.in_cta(at_.d_o(stage))));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     typename Tile::Delta delta;
@@ -226,6 +226,7 @@ class KeyGradients {
     Tile::pack(packed, p);
     hand_over(packed);
     ptx::wgmma_wait_group<0>();
+    if (C.d_o_goes_with_ds() && is_lane_0()) at_.d_o_pipeline().release(stage);
   }
 
   // dS to warpgroup 0.
@@ -271,14 +272,13 @@ class KeyGradients {
     ptx::wgmma_fence();
     issue_scores(p, next.stage());
     ptx::wgmma_commit_group();
-    tile::issue_ab<C.element, C.q_tile()>(dk, ds,
-                                          tile::mn_major_low(C.q_tile(), at_.q(cursor_.stage())));
+    issue_dk(dk, ds);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     typename Tile::Lse lse;  // read only now: held under the product, 3% slower
     Tile::read(lse, at_.lse(next.stage()));
     exponentiate(p, lse, block);
-    at_.d_o_pipeline().wait_full(next);
+    at_.d_o_pipeline().wait_full(d_o_cursor(next));
     ptx::wgmma_wait_group<0>();
   }
 
@@ -288,8 +288,7 @@ class KeyGradients {
                                                     const float (&dv)[C.head_dim_v / 2],
                                                     bool last_is_unseen) {
     ptx::wgmma_fence();
-    tile::issue_ab<C.element, C.q_tile()>(dk, ds,
-                                          tile::mn_major_low(C.q_tile(), at_.q(cursor_.stage())));
+    issue_dk(dk, ds);
     ptx::wgmma_commit_group();
     if (last_is_unseen) hand_over_zeros();
     if (leave_as_tiles()) store_dv(dv);
@@ -298,9 +297,14 @@ class KeyGradients {
 
   __device__ __forceinline__ void issue_scores(typename Tile::Scores& scores, uint32_t stage) {
     tile::issue_abt<C.element, C.k_tile(), C.q_tile()>(
-        scores,
-        tile::k_major_low(at_.k() + warpgroup_ * kRowsPerWarpgroup * C.k_tile().row_bytes()),
-        tile::k_major_low(at_.q(stage)));
+        scores, tile::k_major_low(at_.in_cta(at_.k()) + first_row_bytes(C.k_tile())),
+        tile::k_major_low(at_.in_cta(at_.q(stage))));
+  }
+
+  __device__ __forceinline__ void issue_dk(float (&dk)[C.head_dim / 2],
+                                           const typename Tile::Packed& ds) {
+    const uint32_t q = at_.in_cta(at_.q(cursor_.stage()));
+    tile::issue_ab<C.element, C.q_tile()>(dk, ds, tile::mn_major_low(C.q_tile(), q));
   }
 
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
@@ -342,6 +346,20 @@ class KeyGradients {
   __device__ __forceinline__ void draw(Block block) {
     if constexpr (C.dropout) {
       dropout_.draw(work_.sequence(), block.head, block.m_block * C.block_m);
+    }
+  }
+
+  // Where the warpgroup's keys begin in a tile.
+  __device__ __forceinline__ int first_row_bytes(tile::TileLayout keys) const {
+    return warpgroup_ * kRowsPerWarpgroup * keys.row_bytes();
+  }
+
+  // Of a step that has `queries` and whose dS has not been handed over.
+  __device__ __forceinline__ auto d_o_cursor(Cursor queries) const {
+    if constexpr (C.d_o_goes_with_ds()) {
+      return ds_cursor_;
+    } else {
+      return queries;
     }
   }
 

@@ -135,12 +135,12 @@ class QueryGradient {
     }
   }
 
-  // Where dK and dV are split, their warpgroups release Q and dO themselves.
+  // Where dK and dV are split, their warpgroups release Q and dO themselves; others may dO.
   __device__ __forceinline__ void release_queries(PipelineState<C.stages>& queries) {
     if constexpr (!C.splits_dkv()) {
       if (thread_in_block() == 0) {
         at_.q_pipeline().release(queries.stage());
-        at_.d_o_pipeline().release(queries.stage());
+        if (!C.d_o_goes_with_ds()) at_.d_o_pipeline().release(queries.stage());
       }
       queries.advance();
     }

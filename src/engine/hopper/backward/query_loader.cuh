@@ -102,18 +102,29 @@ class QueryLoader {
                               at_.q_pipeline().full(stage));
       load_d_o(step.queries);
     } else {
-      if constexpr (C.helpers) at_.d_o_pipeline().wait_empty(cursor_);
-      load(d_o_map(), C.d_o_tile(), at_.d_o(stage), at_.d_o_pipeline().full(stage),
+      const uint32_t d_o_stage = d_o_cursor().stage();
+      if constexpr (C.helpers) at_.d_o_pipeline().wait_empty(d_o_cursor());
+      load(d_o_map(), C.d_o_tile(), at_.d_o(d_o_stage), at_.d_o_pipeline().full(d_o_stage),
            kStatisticsBytes, step.queries);
-      ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + step.row, kStatisticsBytes,
-                              at_.d_o_pipeline().full(stage));
+      ptx::cp_async_bulk_load(at_.delta(d_o_stage), params_.scratch.delta + step.row,
+                              kStatisticsBytes, at_.d_o_pipeline().full(d_o_stage));
+      if constexpr (C.d_o_goes_with_ds()) d_o_cursor_.advance();
     }
     --left_;
     cursor_.advance();
     block_.advance(work_.steps());
   }
 
-  // dO in parts, where it has stages of its own.
+  // Where dO comes whole.
+  __device__ __forceinline__ PipelineState<C.d_o_stages()> d_o_cursor() const {
+    if constexpr (C.d_o_goes_with_ds()) {
+      return d_o_cursor_;
+    } else {
+      return cursor_;
+    }
+  }
+
+  // dO in parts, where dK and dV are split.
   __device__ __forceinline__ void load_d_o(const ptx::TileCoordinates& from) {
 #pragma unroll 1
     for (int part = 0; part < C.d_o_parts(); ++part) {
@@ -164,7 +175,7 @@ class QueryLoader {
   decltype(std::declval<const KeyBlockWork<C>&>().first_loaded()) block_;
   int left_;  // steps to load
   PipelineState<C.stages> cursor_;
-  PipelineState<C.d_o_stages()> d_o_cursor_;  // where dK and dV are split
+  PipelineState<C.d_o_stages()> d_o_cursor_;  // where those are not Q's
 };
 
 }  // namespace fa3::hopper

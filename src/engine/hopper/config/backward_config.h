@@ -28,6 +28,7 @@ struct BackwardConfig {
   bool dropout = false;
   bool block_mask = false;  // steps walk the lists of a block mask (listed_key_block.cuh)
   bool wide = false;  // gradients are float32, and may be added to what is there; to 128 columns
+  bool in_pairs = false;  // to 128 columns: CTAs are pairs(), for calls whose mask is full
 
   FA3_HD constexpr BackwardConfig with(Element e, Variant v) const {
     BackwardConfig other = *this;
@@ -61,7 +62,7 @@ struct BackwardConfig {
   FA3_HD constexpr BackwardConfig of_rows() const {
     BackwardConfig other = *this;
     if (capped()) other.variant = Variant::kGeneral;
-    other.dropout = other.block_mask = false;
+    other.dropout = other.block_mask = other.in_pairs = false;
     return other;
   }
   FA3_HD constexpr BackwardConfig of_rows_before() const {
@@ -105,13 +106,15 @@ struct BackwardConfig {
   // Two CTAs of a cluster have neighbouring key blocks, and each sums half of dQ's columns for both
   // (key_block_pair.cuh). Additions to dQ limit 256 columns, and a pair makes half as many.
   FA3_HD constexpr bool pairs() const {
-    return splits_dkv() && head_dim % 128 == 0 && head_dim_v % 128 == 0;
+    return in_pairs || (splits_dkv() && head_dim % 128 == 0 && head_dim_v % 128 == 0);
   }
   FA3_HD constexpr int ctas() const { return pairs() ? 2 : 1; }  // of a cluster
   FA3_HD constexpr int keys_of_cluster() const { return ctas() * block_n; }
 
   // Kernels for calls of their own beside the main one.
-  FA3_HD constexpr bool can_split_heads() const { return !general() && !dropout && !block_mask; }
+  FA3_HD constexpr bool can_split_heads() const {
+    return !general() && !dropout && !block_mask && !in_pairs;
+  }
   FA3_HD constexpr bool can_take_short_sequences() const {
     return general() && !capped() && !dropout && !block_mask && !splits_dkv() && !wide;
   }
@@ -146,10 +149,16 @@ struct BackwardConfig {
   FA3_HD constexpr tile::TileLayout d_o_tile() const { return {block_m, head_dim_v}; }
   FA3_HD constexpr tile::TileLayout k_tile() const { return {block_n, head_dim}; }
   FA3_HD constexpr tile::TileLayout v_tile() const { return {block_n, head_dim_v}; }
-  // dO comes in parts, a stage each: of a pair halves of the columns, of which three stages leave
-  // room for what the two exchange. dV's sum is done with the first half before dP needs the next.
-  FA3_HD constexpr int d_o_parts() const { return ctas(); }
-  FA3_HD constexpr int d_o_stages() const { return pairs() ? 3 : stages; }
+  // A pair leaves room for what the two exchange. Where dK and dV are split, dO comes in halves of
+  // the columns, in three stages: dV's sum is done with the first half before dP needs the next.
+  // Else dO has the stages of dS: a step reads dO in its first half alone, and the key warpgroups
+  // release it there.
+  FA3_HD constexpr int d_o_parts() const { return splits_dkv() ? ctas() : 1; }
+  FA3_HD constexpr bool d_o_goes_with_ds() const { return pairs() && !splits_dkv(); }
+  FA3_HD constexpr int d_o_stages() const {
+    if (d_o_goes_with_ds()) return ds_stages;
+    return pairs() ? 3 : stages;
+  }
   FA3_HD constexpr tile::TileLayout d_o_part() const { return {block_m, head_dim_v / d_o_parts()}; }
   FA3_HD constexpr tile::TileLayout ds_tile() const { return {block_m, block_n}; }
   FA3_HD constexpr tile::TileLayout dk_tile() const { return {kRowsPerWarpgroup, head_dim}; }
@@ -160,10 +169,13 @@ struct BackwardConfig {
   FA3_HD constexpr bool signs_p() const { return dropout && !capped() && !splits_dkv(); }
   FA3_HD constexpr bool stores_other_p() const { return (capped() || dropout) && !signs_p(); }
   FA3_HD constexpr bool keeps_p() const { return stores_other_p() && !splits_dkv(); }
-  // Where dK and dV are split, one warpgroup hands P to the other; of a pair in the place of dS.
+  // Where dK and dV are split, one warpgroup hands P to the other; of a pair in the place of dS,
+  // which P's pipeline gives back then.
+  FA3_HD constexpr bool p_lies_in_ds() const { return pairs() && splits_dkv(); }
   FA3_HD constexpr int p_bytes() const {
-    return (splits_dkv() && !pairs()) || keeps_p() ? kRowsPerWarpgroup * block_m * bytes_of(element)
-                                                   : 0;
+    return (splits_dkv() && !p_lies_in_ds()) || keeps_p()
+               ? kRowsPerWarpgroup * block_m * bytes_of(element)
+               : 0;
   }
   FA3_HD constexpr AccumLayout dq_accum() const { return {block_m, head_dim}; }
   FA3_HD constexpr int dq_parts() const { return dq_accum().parts() / ctas(); }  // of a CTA

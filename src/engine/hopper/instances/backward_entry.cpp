@@ -5,6 +5,7 @@
 
 #include "engine/hopper/tables/dropout_backward_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/pair_backward_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
@@ -38,6 +39,12 @@ BackwardKernel find_wide(int row, std::integer_sequence<int, Rows...>) {
   return kEntries[row]();
 }
 
+template <Element E, int... Rows>
+BackwardKernel find_pair(int row, std::integer_sequence<int, Rows...>) {
+  constexpr BackwardKernel (*kEntries[])() = {&pair_backward_entry<Rows, E>...};
+  return kEntries[row]();
+}
+
 }  // namespace
 
 BackwardKernel backward_kernel_at(int row, Element element, Variant variant) {
@@ -62,6 +69,12 @@ BackwardKernel wide_backward_kernel_at(int row, Element element) {
   constexpr std::make_integer_sequence<int, int(kWideBackwardTable.size())> kRows;
   return element == Element::kFp16 ? find_wide<Element::kFp16>(row, kRows)
                                    : find_wide<Element::kBf16>(row, kRows);
+}
+
+BackwardKernel pair_backward_kernel_at(int row, Element element) {
+  constexpr std::make_integer_sequence<int, int(kPairBackwardTable.size())> kRows;
+  return element == Element::kFp16 ? find_pair<Element::kFp16>(row, kRows)
+                                   : find_pair<Element::kBf16>(row, kRows);
 }
 
 }  // namespace fa3::hopper

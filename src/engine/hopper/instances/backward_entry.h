@@ -48,4 +48,9 @@ template <int Row, Element E>
 BackwardKernel wide_backward_entry();
 BackwardKernel wide_backward_kernel_at(int row, Element element);
 
+// The same for a row of kPairBackwardTable.
+template <int Row, Element E>
+BackwardKernel pair_backward_entry();
+BackwardKernel pair_backward_kernel_at(int row, Element element);
+
 }  // namespace fa3::hopper

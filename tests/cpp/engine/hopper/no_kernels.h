@@ -15,6 +15,7 @@
 #include "engine/hopper/tables/e4m3_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
 #include "engine/hopper/tables/mask_table.h"
+#include "engine/hopper/tables/pair_backward_table.h"
 #include "engine/hopper/tables/stream_k_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 
@@ -114,6 +115,11 @@ template <int Row, Element E>
 BackwardKernel wide_backward_entry() {
   constexpr BackwardConfig kConfig = kWideBackwardTable[Row].config;
   return no_backward_kernel<kConfig.with(E, kConfig.variant)>();
+}
+
+template <int Row, Element E>
+BackwardKernel pair_backward_entry() {
+  return no_backward_kernel<kPairBackwardTable[Row].config.with(E, Variant::kDense)>();
 }
 
 template <int Row, Element E>

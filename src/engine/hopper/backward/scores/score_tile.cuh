@@ -322,7 +322,7 @@ struct ScoreTile {
     }
   }
   static __device__ __forceinline__ uint32_t packed_place(uint32_t smem, int step) {
-    if constexpr (C.pairs()) {  // where the warp's dS will be, two chunks of each row
+    if constexpr (C.p_lies_in_ds()) {  // where the warp's dS will be, two chunks of each row
       const int thread = int(thread_in_block() % kWarpgroupSize);
       const int chunk = thread / kWarpSize * 2 + step % 2;
       return smem + C.ds_tile().chunk_offset(step / 2 * kWarpSize + thread % kWarpSize, chunk * 8);

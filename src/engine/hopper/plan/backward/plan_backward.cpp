@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "core/ceil_div.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
@@ -17,6 +18,7 @@
 #include "engine/hopper/plan/plan_forward.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/pair_backward_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
@@ -88,15 +90,28 @@ bool has_wide_keys(const BackwardProblem& p) {
   return p.dk.dtype != p.dtype;
 }
 
+// Where gradients of keys have 16 bits. Score functions are compiled for rows of kBackwardTable.
+int select_pair_row(const BackwardProblem& p, Variant variant) {
+  const bool is_plain =
+      variant == Variant::kDense && !p.block_mask.on && !p.dropout.on() && p.score == nullptr;
+  if (!is_plain || narrow_mask(p).right != MaskRuleOf<int>::kUnbounded) return kNoBackwardKernel;
+  return select_pair_backward_kernel(p.head_dim, p.head_dim_v, p.lengths_k.max);
+}
+bool takes_pairs(const BackwardProblem& p, Variant variant) {
+  return select_pair_row(p, variant) != kNoBackwardKernel;
+}
+
 // A row of the table that the problem's kernels come from.
-const BackwardInstance& instance_of(const BackwardProblem& p, int row) {
+const BackwardInstance& instance_of(const BackwardProblem& p, Variant variant, int row) {
   if (has_wide_keys(p)) return kWideBackwardTable[size_t(row)];
+  if (takes_pairs(p, variant)) return kPairBackwardTable[size_t(row)];
   if (p.block_mask.on) return kMaskBackwardTable[size_t(row)];
   return p.dropout.on() ? kDropoutBackwardTable[size_t(row)] : kBackwardTable[size_t(row)];
 }
 
 int select_row(const BackwardProblem& p, Variant variant) {
   if (has_wide_keys(p)) return select_wide_backward_kernel(p.head_dim, p.head_dim_v, variant);
+  if (takes_pairs(p, variant)) return select_pair_row(p, variant);
   if (p.block_mask.on) return select_mask_backward_kernel(p.head_dim, p.head_dim_v);
   if (!p.dropout.on()) return select_backward_kernel(p.head_dim, p.head_dim_v);
   const auto row_of = [&](Variant v) {
@@ -122,9 +137,10 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
   const int row = select_row(p, variant);
   const Element element = element_of(p.dtype);
   if (p.block_mask.on && variant == Variant::kCapped) {
-    return listed_slopes_kernel(instance_of(p, row).config, element);
+    return listed_slopes_kernel(instance_of(p, variant, row).config, element);
   }
   if (has_wide_keys(p)) return wide_backward_kernel_at(row, element);
+  if (takes_pairs(p, variant)) return pair_backward_kernel_at(row, element);
   if (p.block_mask.on) return mask_backward_kernel_at(row, element, variant);
   return p.dropout.on() ? dropout_backward_kernel_at(row, element)
                         : backward_kernel_at(row, element, variant);
@@ -220,6 +236,18 @@ int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant
   return kNoBackwardKernel;
 }
 
+int select_pair_backward_kernel(int64_t head_dim, int64_t head_dim_v, int64_t keys) {
+  const int tiled = select_backward_kernel(head_dim, head_dim_v);
+  if (tiled == kNoBackwardKernel) return kNoBackwardKernel;
+  const BackwardConfig& of_one = kBackwardTable[tiled].config;
+  for (int row = 0; row < int(kPairBackwardTable.size()); ++row) {
+    const BackwardConfig& c = kPairBackwardTable[row].config;
+    const bool fits = c.head_dim == of_one.head_dim && c.head_dim_v == of_one.head_dim_v;
+    if (fits && ceil_div(keys, c.block_n) % c.ctas() == 0) return row;
+  }
+  return kNoBackwardKernel;
+}
+
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(check_forward(problem));
   if (problem.has_float8()) return unsupported("no gradients of ", name_of(problem.kv_dtype));
@@ -234,7 +262,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(check_wide_gradients(problem));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   const BackwardProblem tiled = as_tiled(problem);
-  const int row = select_row(tiled, main_variant(tiled));
+  const Variant variant = main_variant(tiled);
+  const int row = select_row(tiled, variant);
   if (row == kNoBackwardKernel) {
     return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
                        problem.head_dim_v, "; the largest have 256 and 256");
@@ -257,12 +286,12 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   plan->num_tasks = decided.num_tiles;
   plan->workspace_bytes = decided.workspace.bytes;
   if (plan->wants_words) {
-    plan->kernel = concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                          " ", c.block_m, "x", c.block_n, mask_name(call.mask),
-                          c.block_mask ? " block mask" : "", c.dropout ? " dropout" : "",
-                          c.wide ? " float32" : "", call.deterministic ? " deterministic" : "",
-                          problem.score ? " with a score function" : "");
-    plan->why = reasons(decided, instance_of(tiled, row).why);
+    plan->kernel = concat(
+        "backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ", c.block_m,
+        "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
+        c.dropout ? " dropout" : "", c.wide ? " float32" : "", c.in_pairs ? " in pairs" : "",
+        call.deterministic ? " deterministic" : "", problem.score ? " with a score function" : "");
+    plan->why = reasons(decided, instance_of(tiled, variant, row).why);
   }
   return {};
 }

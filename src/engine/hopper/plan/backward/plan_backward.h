@@ -25,6 +25,10 @@ int select_wide_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant va
 // The same of kDropoutBackwardTable.
 int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant);
 
+// The same of kPairBackwardTable, for a call whose mask is full: where the row for the head dims
+// has one in pairs, and the keys leave no CTA of a pair without a key block.
+int select_pair_backward_kernel(int64_t head_dim, int64_t head_dim_v, int64_t keys);
+
 Status plan_backward(const BackwardProblem& problem, Plan* plan);
 
 }  // namespace fa3::hopper

@@ -11,6 +11,7 @@
 #include "backward_run.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/pair_backward_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 #include "many_orders.h"
 
@@ -257,6 +258,19 @@ TEST(BackwardProtocol, deterministic_calls_add_to_dq_in_one_order) {
   });
 }
 
+// Full masks, and what no plan gives them: causal ones, and key blocks in odd numbers.
+TEST(BackwardProtocol, pairs_to_128_columns_do_all_work_once_in_any_order) {
+  [&]<int... Row>(std::integer_sequence<int, Row...>) {
+    const auto check = [&]<BackwardConfig C>() {
+      static_assert(C.pairs() && !C.splits_dkv());
+      all_work_is_done_once<C>(std::span(kShapes));
+      all_work_is_done_once<C.deterministic()>(std::span(kShapes).first(3), true);
+    };
+    (check.template operator()<kPairBackwardTable[Row].config>(), ...);
+  }
+  (std::make_integer_sequence<int, int(kPairBackwardTable.size())>());
+}
+
 // P first lies where dS will: each warp's in the bytes of its own dS, for warps do not wait for
 // each other between the two (Buffer::strips).
 TEST(BackwardProtocol, of_a_pair_P_of_a_warp_lies_where_its_dS_will) {
@@ -288,8 +302,11 @@ TEST(BackwardProtocol, of_a_pair_P_of_a_warp_lies_where_its_dS_will) {
   EXPECT_EQ(all.size() * kChunk, size_t(kDs.bytes()));
 }
 
-constexpr int kOne = 2, kPair = int(kBackwardTable.size()) - 1;  // rows of the table
-static_assert(!kBackwardTable[kOne].config.splits_dkv() && kBackwardTable[kPair].config.pairs());
+constexpr BackwardConfig kOne = kBackwardTable[2].config, kPair = kBackwardTable.back().config,
+                         kSplit = kBackwardTable[kBackwardTable.size() - 2].config,
+                         kNarrowPair = kPairBackwardTable.front().config;
+static_assert(!kOne.splits_dkv() && !kOne.pairs() && kSplit.splits_dkv() && !kSplit.pairs());
+static_assert(kPair.p_lies_in_ds() && kNarrowPair.d_o_goes_with_ds());
 
 // Without a pipeline the fault is about none.
 template <int Stages>
@@ -302,15 +319,14 @@ machine::KvBarriers barriers_of(NoPipeline) {
 }
 
 // A protocol broken on purpose is found out in every order, with one of the complaints.
-template <int Row>
+template <BackwardConfig C>
 void expect_found(auto pipeline_of, Fault fault, const std::vector<std::string>& complaints,
                   bool deterministic = false) {
-  SCOPED_TRACE("row " + std::to_string(Row));
-  constexpr BackwardConfig kConfig = kBackwardTable[Row].config;
-  const BackwardRun<kConfig> run(kShapes[0], deterministic);
+  SCOPED_TRACE(std::to_string(C.head_dim) + (C.pairs() ? " columns, pairs" : " columns"));
+  const BackwardRun<C> run(kShapes[0], deterministic);
   for (unsigned seed = 0; seed < 20; ++seed) {
     machine::Setting setting{.seed = seed, .fault = fault};
-    setting.kv = barriers_of(pipeline_of(BackwardAddresses<kConfig>{machine::kSmemBase}));
+    setting.kv = barriers_of(pipeline_of(BackwardAddresses<C>{machine::kSmemBase}));
     const Outcome outcome = run.run(0, setting);
     const std::string error =
         outcome.error.empty() && deterministic ? run.broken_order(0, outcome) : outcome.error;
@@ -324,6 +340,7 @@ void expect_found_in_every_kernel(auto pipeline_of, Fault fault,
                                   bool deterministic = false) {
   expect_found<kOne>(pipeline_of, fault, complaints, deterministic);
   expect_found<kPair>(pipeline_of, fault, complaints, deterministic);
+  expect_found<kNarrowPair>(pipeline_of, fault, complaints, deterministic);
 }
 
 void expect_found_in_loads(Fault fault, const std::vector<std::string>& complaints) {
@@ -342,6 +359,7 @@ constexpr auto kNoPipeline = [](auto) { return NoPipeline{}; };
 void expect_found_in_stages_of_ds(Fault fault, const std::vector<std::string>& complaints) {
   expect_found<kOne>(kDsPipeline, fault, complaints);
   expect_found<kPair>(kPPipeline, fault, complaints);
+  expect_found<kNarrowPair>(kDsPipeline, fault, complaints);
 }
 
 TEST(BackwardProtocol, too_few_bytes_are_found) {
@@ -370,16 +388,21 @@ TEST(BackwardProtocol, dS_never_released_is_a_deadlock) {
 
 TEST(BackwardProtocol, of_a_pair_the_others_dS_multiplied_before_it_has_come_is_found) {
   const std::vector<std::string> complaints = {machine::kUnfilled, "barrier", "deadlock"};
-  expect_found<kPair>(kPairPipeline, Fault::kConsumerPhase, complaints);
-  expect_found<kPair>(kPairPipeline, Fault::kTooFewBytes, complaints);
+  for (const Fault fault : {Fault::kConsumerPhase, Fault::kTooFewBytes}) {
+    expect_found<kPair>(kPairPipeline, fault, complaints);
+    expect_found<kNarrowPair>(kPairPipeline, fault, complaints);
+  }
 }
 TEST(BackwardProtocol, of_a_pair_dS_that_only_its_own_CTA_has_released_is_found) {
   expect_found<kPair>(kPPipeline, Fault::kOwnArrivalsAlone, {machine::kOverRead});
+  expect_found<kNarrowPair>(kDsPipeline, Fault::kOwnArrivalsAlone, {machine::kOverRead});
 }
 TEST(BackwardProtocol, of_a_pair_CTAs_that_do_not_meet_are_found) {
+  const std::string left = "a CTA left while another was sent its memory";
   expect_found<kPair>(kNoPipeline, Fault::kNoClusterWait, {"barrier"});
-  expect_found<kPair>(kNoPipeline, Fault::kNoLastClusterWait,
-                      {"a CTA left while another was sent its memory"});
+  expect_found<kPair>(kNoPipeline, Fault::kNoLastClusterWait, {left});
+  expect_found<kNarrowPair>(kNoPipeline, Fault::kNoClusterWait, {"barrier"});
+  expect_found<kNarrowPair>(kNoPipeline, Fault::kNoLastClusterWait, {left});
 }
 
 TEST(BackwardProtocol, Q_and_dO_never_released_are_a_deadlock) {
@@ -391,12 +414,13 @@ TEST(BackwardProtocol, Q_and_dO_released_before_the_last_warp_of_a_warpgroup_are
   const std::vector<std::string> complaints = {machine::kOverRead, machine::kUnfilled, "barrier",
                                                "deadlock"};
   const auto expect_found_in = [&](auto pipeline_of) {
-    static_assert(kBackwardTable[kPair - 1].config.splits_dkv());
-    expect_found<kPair - 1>(pipeline_of, Fault::kOneArrivalTooFew, complaints);
+    expect_found<kSplit>(pipeline_of, Fault::kOneArrivalTooFew, complaints);
     expect_found<kPair>(pipeline_of, Fault::kOneArrivalTooFew, complaints);
   };
   expect_found_in([](auto at) { return at.q_pipeline(); });
   expect_found_in([](auto at) { return at.d_o_pipeline(); });
+  const auto d_o = [](auto at) { return at.d_o_pipeline(); };
+  expect_found<kNarrowPair>(d_o, Fault::kOneArrivalTooFew, complaints);
 }
 
 void expect_found_in_semaphore(Fault fault, const std::vector<std::string>& complaints) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -149,12 +150,20 @@ TEST(Step, of_a_prompt_is_one_launch_with_three_tensor_maps_behind_a_cleared_cou
   EXPECT_EQ(asked.memsets, 1);
 }
 
-TEST(Step, of_training_allocates_nothing) {
-  const auto heads = [](int number) { return halves(number, {1, 2048, 16, 128}); };
+BackwardArgs training_step(int64_t keys = 2048) {
+  const auto heads = [](int number, int64_t rows = 2048) {
+    return halves(number, {1, rows, 16, 128});
+  };
   BackwardArgs args;
-  args.q = heads(0), args.k = heads(1), args.v = heads(2), args.o = heads(3), args.d_o = heads(4);
+  args.q = heads(0), args.k = heads(1, keys), args.v = heads(2, keys);
+  args.o = heads(3), args.d_o = heads(4);
   args.lse = on_gpu(5, FA3_FLOAT32, {1, 16, 2048});
-  args.dq = heads(7), args.dk = heads(8), args.dv = heads(9);
+  args.dq = heads(7), args.dk = heads(8, keys), args.dv = heads(9, keys);
+  return args;
+}
+
+TEST(Step, of_training_allocates_nothing) {
+  const BackwardArgs args = training_step();
   g_cuda = {};
   for (int call = 0; call < 2; ++call) {
     g_allocations = 0;
@@ -162,6 +171,34 @@ TEST(Step, of_training_allocates_nothing) {
         << fa3_last_error();
   }
   EXPECT_EQ(g_allocations, 0);
+}
+
+bool is_in_pairs(const BackwardArgs& args) {
+  char words[1024] = "";
+  EXPECT_EQ(fa3_backward_plan_text(&args, words, sizeof words, nullptr), FA3_OK)
+      << fa3_last_error();
+  return std::string_view(words).find(" in pairs") != std::string_view::npos;
+}
+
+TEST(Step, of_training_is_in_pairs_where_the_mask_is_full) {
+  EXPECT_TRUE(is_in_pairs(training_step()));
+  EXPECT_TRUE(is_in_pairs(training_step(1000)));
+  EXPECT_FALSE(is_in_pairs(training_step(1100)));  // nine key blocks
+  const auto with = [](auto set) {
+    BackwardArgs args = training_step();
+    set(args);
+    return args;
+  };
+  EXPECT_TRUE(is_in_pairs(with([](auto& a) { a.options.deterministic = 1; })));
+  EXPECT_FALSE(is_in_pairs(with([](auto& a) { a.options.causal = 1; })));
+  EXPECT_FALSE(is_in_pairs(with([](auto& a) { a.options.window_left = 100; })));
+  EXPECT_FALSE(is_in_pairs(with([](auto& a) { a.options.softcap = 30; })));
+  EXPECT_FALSE(is_in_pairs(with([](auto& a) { a.options.dropout_p = 0.1f; })));
+  EXPECT_FALSE(is_in_pairs(with([](auto& a) { a.options.seqused_k = on_gpu(6, FA3_INT32, {1}); })));
+  EXPECT_FALSE(is_in_pairs(with([](auto& a) {
+    a.dk = on_gpu(8, FA3_FLOAT32, {1, 2048, 16, 128});
+    a.dv = on_gpu(9, FA3_FLOAT32, {1, 2048, 16, 128});
+  })));
 }
 
 // A serving engine's step without requests, over pages of 8192 keys.

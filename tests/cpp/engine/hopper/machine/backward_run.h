@@ -272,10 +272,10 @@ class BackwardRun {
     }
     for (int i = 0; i < C.ds_stages; ++i) {
       machine::Buffer ds{"dS", at.ds(uint32_t(i)), C.ds_tile().bytes()};
-      if (C.pairs()) ds.strips = kWarpsPerWarpgroup;  // first P's, then dS's
+      if (C.p_lies_in_ds()) ds.strips = kWarpsPerWarpgroup;
       all.push_back(ds);
     }
-    for (int i = 0; i < C.ds_stages && C.splits_dkv() && !C.pairs(); ++i) {
+    for (int i = 0; i < C.ds_stages && C.splits_dkv() && !C.p_lies_in_ds(); ++i) {
       all.push_back({"P", at.p(uint32_t(i)), C.p_bytes()});
     }
     constexpr int kWarpBytes = kWarpSize * 16;  // each thread keeps 16 bytes of a row for itself
@@ -307,6 +307,8 @@ class BackwardRun {
     if (C.splits_dkv()) return;
     for (int stage = 0; stage < C.stages; ++stage) {
       all.push_back({"dK", at.q(uint32_t(stage)), kDkBytes});
+    }
+    for (int stage = 0; stage < C.d_o_stages(); ++stage) {
       all.push_back({"dK", at.d_o(uint32_t(stage)), kDkBytes});
     }
     const int rows = kRowsPerWarpgroup * C.v_tile().row_bytes();
@@ -450,8 +452,8 @@ class BackwardRun {
       const int filling = int(i) / C.ds_stages + 1;
       for (int part = first_part(at); part < first_part(at) + C.dq_parts(); ++part) {
         const auto add = [&](const Work& keys, int sender) {
-          // Of a pair each dS is the second filling of its place, P the first.
-          steps.push_back({nullptr, 0, C.pairs() ? 2 * filling : filling, sender, &k_,
+          // Where P lies in dS's place, each dS is the second filling, P the first.
+          steps.push_back({nullptr, 0, C.p_lies_in_ds() ? 2 * filling : filling, sender, &k_,
                            keys.key_row(0), parts.first_column(part), at.kv_head, at.keys.batch,
                            parts.columns(), C.block_n, sender > 0});
         };

@@ -173,7 +173,7 @@ size_t ClusterBarrier::own_number() {
   return size_t(block.rank * block.scheduler.threads() + block.thread());
 }
 
-void ClusterBarrier::arrive() {
+void ClusterBarrier::arrive(bool tells) {
   Block& block = here();
   block.scheduler.yield();
   int& phase = arrived_[own_number()];
@@ -181,7 +181,12 @@ void ClusterBarrier::arrive() {
     fail("the cluster's barrier: ", name(block.thread()), " arrives twice without a wait");
   }
   phase = last_[own_number()] = completed_ + 1;
-  telling_.learn(block.clock());
+  if (tells) {
+    telling_.learn(block.clock());
+  } else {
+    telling_.learn(block.fenced[size_t(block.thread())]);
+    telling_.learn_phases(block.clock());
+  }
   block.clock().tick(block.actor());
   count();
 }

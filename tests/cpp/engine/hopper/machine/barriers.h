@@ -90,7 +90,7 @@ class ClusterBarrier {
  public:
   explicit ClusterBarrier(int threads)
       : present_(threads), pending_(threads), arrived_(size_t(threads)), last_(size_t(threads)) {}
-  void arrive();
+  void arrive(bool tells);
   void wait();
   // Before the running thread leaves.
   void require_waited() const;

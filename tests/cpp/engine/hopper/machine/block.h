@@ -65,6 +65,8 @@ struct Block {
   std::vector<WarpMeeting> meetings;  // by warp
   // By modelled thread.
   std::array<Clock, kMostThreads> clocks;
+  // Of the last fence_mbarrier_init(): stores are in it too, which the fence of a GPU leaves out.
+  std::array<Clock, kMostThreads> fenced;
   std::array<Products, kMostThreads> products;
   std::array<Departures, kMostThreads> departures;
   std::array<ThreadCopies, kMostThreads> thread_copies;

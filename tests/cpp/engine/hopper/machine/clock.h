@@ -40,6 +40,13 @@ class Clock {
   void learn(const Clock& other) {
     for (size_t i = 0; i < times_.size(); ++i) times_[i] = std::max(times_[i], other.times_[i]);
   }
+  // Of mbarriers alone: phases are over once a thread has seen their end, whether or not what it
+  // has written is seen.
+  void learn_phases(const Clock& other) {
+    for (size_t i = size_t(actor_of_barrier(0, 0)); i < times_.size(); ++i) {
+      times_[i] = std::max(times_[i], other.times_[i]);
+    }
+  }
   // What the actor does from here on is not known to those that it has told so far.
   void tick(int actor) { ++times_[size_t(actor)]; }
 

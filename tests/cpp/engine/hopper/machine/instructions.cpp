@@ -63,7 +63,15 @@ unsigned cluster_rank() {
   return unsigned(here().rank);
 }
 void cluster_arrive() {
-  here().cluster->arrive();
+  here().cluster->arrive(true);
+}
+void cluster_arrive_relaxed() {
+  here().cluster->arrive(false);
+}
+void fence_mbarrier_init() {
+  Block& block = here();
+  block.fenced[size_t(block.thread())] = block.clock();
+  block.clock().tick(block.actor());
 }
 void cluster_wait() {
   here().cluster->wait();

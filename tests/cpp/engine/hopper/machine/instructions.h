@@ -34,6 +34,9 @@ void named_sync(int id, int threads);
 unsigned named_count(int id, int threads, bool value);
 unsigned cluster_rank();
 void cluster_arrive();
+// Tells what lies before a fence_mbarrier_init(), and which phases of mbarriers are over.
+void cluster_arrive_relaxed();
+void fence_mbarrier_init();
 void cluster_wait();
 // An address in another CTA of the cluster; and floats to one, which its barrier counts the bytes
 // of. Addresses of the CTA itself are those of its pointers.

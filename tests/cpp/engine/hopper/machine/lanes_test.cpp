@@ -157,6 +157,19 @@ TEST(Clusters, who_has_left_is_waited_for_no_more) {
             "");
 }
 
+TEST(Clusters, a_relaxed_arrival_shows_nothing_that_was_stored) {
+  const auto program = [](bool relaxed) {
+    return [=] {
+      if (ptx::lane() == 0) ptx::st_shared_b32x4(kPlace, {});
+      relaxed ? ptx::cluster_arrive_relaxed() : ptx::cluster_arrive();
+      ptx::cluster_wait();
+      if (ptx::lane() == 1) load(kPlace);
+    };
+  };
+  EXPECT_EQ(in_a_cluster(program(false)), "");
+  EXPECT_TRUE(in_a_cluster(program(true)).starts_with("no barrier between the store"));
+}
+
 // Lane 0 of each CTA sends 1 KB of its memory to the other one, and overwrites it when that has
 // read it.
 enum class Exchange {

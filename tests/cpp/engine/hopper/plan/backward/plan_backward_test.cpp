@@ -13,6 +13,7 @@
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/select/select_kernel.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
+#include "engine/hopper/tables/pair_backward_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
@@ -26,6 +27,10 @@ std::vector<BackwardConfig> configs() {
       all.push_back(row.config.with(Element::kBf16, Variant(variant)));
       all.push_back(all.back().deterministic());
     }
+  }
+  for (const BackwardInstance& row : kPairBackwardTable) {
+    all.push_back(row.config.with(Element::kBf16, Variant::kDense));
+    all.push_back(all.back().deterministic());
   }
   for (const BackwardInstance& row : kWideBackwardTable) {
     all.push_back(row.config.with(Element::kBf16, row.config.variant));
@@ -58,6 +63,32 @@ TEST(SelectBackwardKernel, has_float32_gradients_to_128_columns) {
       EXPECT_TRUE(c.wide && c.variant == variant && c.head_dim == (d <= 64 ? 64 : 128)) << d;
       EXPECT_FALSE(c.with(Element::kBf16, variant).can_take_short_sequences());
     }
+  }
+}
+
+// Where a row for the same head dims has none, and no CTA is without keys of its own.
+TEST(SelectBackwardKernel, has_pairs_of_128_columns_for_key_blocks_in_even_numbers) {
+  const auto takes = [](int64_t d, int64_t dv, int64_t keys) {
+    return select_pair_backward_kernel(d, dv, keys) != kNoBackwardKernel;
+  };
+  for (const int64_t d : {64, 96, 104, 128, 136, 192, 256, 264}) {
+    EXPECT_EQ(takes(d, d, 1024), d == 104 || d == 128) << d;
+  }
+  EXPECT_TRUE(takes(64, 128, 1024) && takes(128, 8, 1024));
+  for (const int64_t keys : {129, 200, 256, 1000, 2048}) EXPECT_TRUE(takes(128, 128, keys)) << keys;
+  for (const int64_t keys : {1, 128, 257, 384, 1100}) EXPECT_FALSE(takes(128, 128, keys)) << keys;
+}
+
+// dQ's sums lie as those of one CTA, so that preprocess and postprocess may be of either table.
+TEST(BackwardTable, pairs_have_the_tiles_of_a_row_for_one_CTA) {
+  for (const BackwardInstance& row : kPairBackwardTable) {
+    const BackwardConfig& c = row.config;
+    const auto of_one = size_t(select_backward_kernel(c.head_dim, c.head_dim_v));
+    const BackwardConfig& o = kBackwardTable[of_one].config;
+    EXPECT_TRUE(c.head_dim == o.head_dim && c.head_dim_v == o.head_dim_v);
+    EXPECT_TRUE(c.block_m == o.block_m && c.block_n == o.block_n && c.pairs() && !o.pairs());
+    EXPECT_EQ(c.dq_parts() * 2, o.dq_parts());
+    EXPECT_FALSE(c.can_split_heads() || c.can_take_short_sequences());
   }
 }
 

@@ -13,6 +13,9 @@ inline unsigned cluster_rank() {
 inline void cluster_arrive() {
   machine::cluster_arrive();
 }
+inline void cluster_arrive_relaxed() {
+  machine::cluster_arrive_relaxed();
+}
 inline void cluster_wait() {
   machine::cluster_wait();
 }

@@ -9,7 +9,9 @@ namespace fa3::hopper::ptx {
 inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   machine::barrier_init(barrier, arrivals);
 }
-inline void fence_mbarrier_init() {}
+inline void fence_mbarrier_init() {
+  machine::fence_mbarrier_init();
+}
 inline void mbarrier_arrive(uint32_t barrier) {
   machine::barrier_arrive(barrier, 0);
 }
