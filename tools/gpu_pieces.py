@@ -119,11 +119,12 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
                 *(*suites, f"--gtest_filter={tests}"),
             ]
         ]
-    found["block masks of packed sequences under memcheck"] = [
+    lists = ":".join(f"*BlockMasks.{name}*" for name in ("of_many", "of_packed", "of_sequences"))
+    found["lists of block masks under memcheck"] = [
         [
             *("env", "FA3_TEST_ENGINE=hopper"),
             *("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1"),
-            *(*suites, "--gtest_filter=*BlockMasks.of_packed*:*BlockMasks.of_sequences*"),
+            *(*suites, f"--gtest_filter={lists}"),
         ]
     ]
     once = ("--repeats", "0")  # a sanitizer sees all there is in a launch

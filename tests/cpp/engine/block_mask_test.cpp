@@ -61,6 +61,16 @@ TEST_P(BlockMasks, of_many_blocks) {
   }
 }
 
+// On Hopper one kernel makes the lists of at most 32 rows and columns, three make those of more.
+TEST_P(BlockMasks, of_about_as_many_rows_or_columns_as_a_short_map_has) {
+  for (auto [seqlen_q, seqlen_k] : {std::pair{4096, 70}, {70, 4090}, {4097, 70}, {70, 4200}}) {
+    for (const Case& c :
+         in_each_dtype(with_mask(dense_case(1, seqlen_q, seqlen_k, 1, 1, 64, 64), 0.6, 0.1))) {
+      EXPECT_TRUE(agrees(c));
+    }
+  }
+}
+
 TEST_P(BlockMasks, beside_causal_masks_and_windows) {
   for (int64_t left : {-1, 40, 300}) {
     Case c = with_mask(dense_case(1, 300, 411, 2, 1, 32, 32));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warp makes the list of a row, 32 entries of the map at a time: what comes before an entry is
 // counted by a vote. The lists of columns are made of those of rows, which know every block's bits
-// and order, by a second kernel; another one ranks lists by their lengths. No number depends on
-// which warp is first.
+// and order, by a second kernel; another one ranks lists by their lengths. Of short maps one kernel
+// makes all: to start another one takes longer than its work. No number depends on which warp is
+// first.
 #include "engine/cuda/lists/block_lists.h"
 
 #include "core/ceil_div.h"
@@ -15,6 +16,10 @@ namespace fa3::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+
+// A short map has one CTA, and a warp for each row or column. Measured: with two for each, what a
+// kernel less gains is lost twice over (docs/lab/masks.md).
+constexpr int kWarpsOfMap = 32;
 
 // The kernels of a call follow each other by programmatic dependent launch, where GPUs know it.
 __device__ void let_next_start() {
@@ -75,13 +80,7 @@ class RowOfMap {
   const int32_t* const blocks_;
 };
 
-__global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
-  let_next_start();
-  const int lane = int(threadIdx.x) % kWarpSize;
-  const int64_t row = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
-  if (row == 0 && lane == 0 && p.tile_counter != nullptr) *p.tile_counter = 0;
-  if (row >= p.rows()) return;
-  if (p.varlen) wait_for_kernel_before();
+__device__ void list_row(const BlockListParams& p, int64_t row, int lane) {
   const MapRow at = row_at(p, row);
   const RowOfMap map(p, row, at);
   ListedBlock* const list = p.row_blocks + row * p.row_capacity();
@@ -120,12 +119,7 @@ __global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
 }
 
 // The map is read again, a column at a time.
-__global__ void column_lists_kernel(const __grid_constant__ BlockListParams p) {
-  let_next_start();
-  wait_for_kernel_before();
-  const int lane = int(threadIdx.x) % kWarpSize;
-  const int64_t column = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
-  if (column >= p.columns()) return;
+__device__ void list_column(const BlockListParams& p, int64_t column, int lane) {
   const MapColumn at = column_at(p, column);
   ListedBlock* const list = p.column_blocks + column * p.query_blocks;
   int count = 0;
@@ -146,12 +140,7 @@ __global__ void column_lists_kernel(const __grid_constant__ BlockListParams p) {
 }
 
 // Each list says at the place of its rank which it is.
-__global__ void rank_kernel(const __grid_constant__ UnrankedLists p) {
-  let_next_start();
-  wait_for_kernel_before();
-  const int lane = int(threadIdx.x) % kWarpSize;
-  const int64_t list = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
-  if (list >= p.count) return;
+__device__ void rank_list(const UnrankedLists& p, int64_t list, int lane) {
   const RankedTogether group = ranked_with(p, int(list % p.of_map));
   if (group.count == 0) return;
   const int number = int(list % p.of_map) - group.first;
@@ -167,6 +156,65 @@ __global__ void rank_kernel(const __grid_constant__ UnrankedLists p) {
   if (lane == 0) lengths[shorter].nth = number;
 }
 
+__device__ int lane() {
+  return int(threadIdx.x) % kWarpSize;
+}
+__device__ int warp() {
+  return int(threadIdx.x) / kWarpSize;
+}
+// Of a warp in a kernel whose warps have one each.
+__device__ int64_t only_list() {
+  return int64_t{blockIdx.x} * kWarps + warp();
+}
+
+__global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
+  let_next_start();
+  const int64_t row = only_list();
+  if (row == 0 && lane() == 0 && p.tile_counter != nullptr) *p.tile_counter = 0;
+  if (row >= p.rows()) return;
+  if (p.varlen) wait_for_kernel_before();
+  list_row(p, row, lane());
+}
+
+__global__ void column_lists_kernel(const __grid_constant__ BlockListParams p) {
+  let_next_start();
+  wait_for_kernel_before();
+  if (only_list() < p.columns()) list_column(p, only_list(), lane());
+}
+
+__global__ void rank_kernel(const __grid_constant__ UnrankedLists p) {
+  let_next_start();
+  wait_for_kernel_before();
+  if (only_list() < p.count) rank_list(p, only_list(), lane());
+}
+
+bool are_short(const BlockListParams& p) {
+  return !p.varlen && p.rows_of_map <= kWarpsOfMap && p.columns_of_map <= kWarpsOfMap;
+}
+
+// All lists of a short map, by one CTA.
+__global__ void __launch_bounds__(kWarpsOfMap* kWarpSize)
+    short_map_kernel(const __grid_constant__ BlockListParams p) {
+  let_next_start();
+  const int64_t map = blockIdx.x;
+  if (map == 0 && threadIdx.x == 0 && p.tile_counter != nullptr) *p.tile_counter = 0;
+  for (int row = warp(); row < p.rows_of_map; row += kWarpsOfMap) {
+    list_row(p, map * p.rows_of_map + row, lane());
+  }
+  if (p.column_blocks != nullptr) {
+    __syncthreads();
+    for (int column = warp(); column < p.columns_of_map; column += kWarpsOfMap) {
+      list_column(p, map * p.columns_of_map + column, lane());
+    }
+  }
+  if (!p.ranked()) return;
+  __syncthreads();
+  const UnrankedLists lists = p.walked();
+  for (int list = warp(); list < lists.of_map; list += kWarpsOfMap) {
+    rank_list(lists, map * lists.of_map + list, lane());
+  }
+}
+
 template <class Params>
 cudaError_t launch_warps(void (*kernel)(Params), int64_t warps, const Params& params, bool pdl,
                          cudaStream_t stream) {
@@ -179,6 +227,11 @@ cudaError_t launch_warps(void (*kernel)(Params), int64_t warps, const Params& pa
 }  // namespace
 
 cudaError_t prepare_block_lists(const BlockListParams& p, cudaStream_t stream) {
+  if (are_short(p)) {
+    BlockListParams copy = p;
+    return launch(reinterpret_cast<const void*>(&short_map_kernel), {unsigned(p.maps()), 1, 1},
+                  kWarpsOfMap * kWarpSize, 0, &copy, {}, stream);
+  }
   cudaError_t error = launch_warps(&row_lists_kernel, p.rows(), p, p.varlen, stream);
   if (error == cudaSuccess && p.column_blocks != nullptr) {
     error = launch_warps(&column_lists_kernel, p.columns(), p, true, stream);
