@@ -30,7 +30,7 @@ ENTRIES = {
     },
     "backward": {
         "backward": "backward_entry_{}",
-        **{t: t + "_backward_entry_{}" for t in ("dropout", "pair")},
+        **{t: t + "_backward_entry_{}" for t in ("dropout", "dense")},
     },
 }
 

@@ -15,8 +15,8 @@
 #include "cuda/backward_check.cuh"
 #include "cuda/backward_timing.cuh"
 #include "engine/hopper/launch/launch_backward.h"
+#include "engine/hopper/tables/dense_backward_table.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
-#include "engine/hopper/tables/pair_backward_table.h"
 
 namespace fa3::testing {
 namespace {
@@ -37,10 +37,10 @@ BackwardSubject subject_of(const BackwardKernel& kernel) {
           }};
 }
 
-// The rows of kBackwardTable, then those of kDropoutBackwardTable and of kPairBackwardTable.
+// The rows of kBackwardTable, then those of kDropoutBackwardTable and of kDenseBackwardTable.
 constexpr int kPlainRows = int(hopper::kBackwardTable.size());
 constexpr int kRowsOfOne = kPlainRows + int(hopper::kDropoutBackwardTable.size());
-constexpr int kRows = kRowsOfOne + int(hopper::kPairBackwardTable.size());
+constexpr int kRows = kRowsOfOne + int(hopper::kDenseBackwardTable.size());
 
 // The kernels of a row that do a case: the least general, and for bf16 dense cases the general one
 // too.
@@ -68,15 +68,15 @@ std::vector<BackwardKernel> dropout_kernels_of(int row, Element element, const B
   return {kernel};
 }
 
-// Causal cases too: plans give pairs only full masks, for speed alone.
-std::vector<BackwardKernel> pair_kernels_of(int row, Element element, const BackwardCase& c) {
+// All dense cases: for speed alone plans give these kernels some.
+std::vector<BackwardKernel> kernels_of_dense_row(int row, Element element, const BackwardCase& c) {
   if (!c.dense() || c.softcap > 0 || c.sink) return {};
-  return {hopper::pair_backward_kernel_at(row, element)};
+  return {hopper::dense_backward_kernel_at(row, element)};
 }
 
 // `row` of all tables.
 std::vector<BackwardKernel> kernels_of_any(int row, Element element, const BackwardCase& c) {
-  if (row >= kRowsOfOne) return pair_kernels_of(row - kRowsOfOne, element, c);
+  if (row >= kRowsOfOne) return kernels_of_dense_row(row - kRowsOfOne, element, c);
   if (row >= kPlainRows) return dropout_kernels_of(row - kPlainRows, element, c);
   return kernels_of(row, element, c);
 }
@@ -117,8 +117,8 @@ void list_rows() {
   for (const auto& row : hopper::kDropoutBackwardTable) {
     std::printf("%d dropout %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
   }
-  for (const auto& row : hopper::kPairBackwardTable) {
-    std::printf("%d pair %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
+  for (const auto& row : hopper::kDenseBackwardTable) {
+    std::printf("%d dense %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
   }
 }
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "engine/hopper/instances/backward_entry.h"
+#include "engine/hopper/tables/dense_backward_table.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
-#include "engine/hopper/tables/pair_backward_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -28,7 +28,7 @@ BackwardKernel find_dropout(int row, std::integer_sequence<int, Rows...>) {
 
 template <int... Rows>
 BackwardKernel find_pair(int row, std::integer_sequence<int, Rows...>) {
-  constexpr BackwardKernel (*kEntries[])() = {&pair_backward_entry<Rows, Element::kBf16>...};
+  constexpr BackwardKernel (*kEntries[])() = {&dense_backward_entry<Rows, Element::kBf16>...};
   return kEntries[row]();
 }
 
@@ -40,9 +40,9 @@ BackwardKernel dropout_backward_kernel_at(int row, Element element) {
   return find_dropout(row, kRows);
 }
 
-BackwardKernel pair_backward_kernel_at(int row, Element element) {
+BackwardKernel dense_backward_kernel_at(int row, Element element) {
   if (element != Element::kBf16) std::abort();
-  constexpr std::make_integer_sequence<int, int(kPairBackwardTable.size())> kRows;
+  constexpr std::make_integer_sequence<int, int(kDenseBackwardTable.size())> kRows;
   return find_pair(row, kRows);
 }
 

@@ -55,10 +55,10 @@ __global__ void __launch_bounds__(C.threads(), 1)
     }
     constexpr int kQueryReleases = C.splits_dkv() ? 2 * kWarpsPerWarpgroup : 1;
     constexpr int kKeyWarps = C.key_warpgroups() * kWarpsPerWarpgroup;
-    at.k_once().init(1);
+    at.k_pipeline().init(1);
     ptx::fence_mbarrier_init();
     if (work.exists()) QueryLoader<C>(params, at, work).load_k();
-    at.v_once().init(1);
+    at.v_pipeline().init(1);
     at.q_pipeline().init(kQueryReleases);
     at.d_o_pipeline().init(C.d_o_goes_with_ds() ? kKeyWarps : kQueryReleases);
     at.ds_pipeline().init(C.ctas() * kWarpsPerWarpgroup, kKeyWarps);

@@ -29,9 +29,10 @@ enum class HelperWarp : int {
   kSendsDs = 3         // of pairs, which have more
 };
 
-// Hardware barrier numbers; 0 is __syncthreads(). Key warpgroup w stores at kStore + w, and arrives
-// at kKeysDone + w when it no longer reads Q and dO. Its warps exchange draws at kDraws + w.
-enum class BackwardBarrier : int { kKeysDone = 2, kStore = 4, kDraws = 6 };
+// Hardware barrier numbers; 0 is __syncthreads(). dQ's warps meet at kQueryDone. Key warpgroup w
+// stores at kStore + w, and arrives at kKeysDone + w when it no longer reads Q and dO. Its warps
+// exchange draws at kDraws + w.
+enum class BackwardBarrier : int { kQueryDone = 1, kKeysDone = 2, kStore = 4, kDraws = 6 };
 
 // Steps by which the wait for dQ's semaphore may lead, and its release may trail.
 inline constexpr int kSemaphoreDepth = 4;
@@ -53,9 +54,20 @@ struct PairTiles {
 };
 struct NoPairTiles {};
 
+// Tiles that a persistent CTA has drawn. Its loader has as many as Q has stages ahead of dQ's first
+// warp, and others are at most the stages of dS behind that: fewer than eight in all.
+struct DrawnTiles {
+  static constexpr uint32_t kLaps = 8;
+  struct alignas(16) Tile {
+    uint32_t number;
+  };
+  Tile of_lap[kLaps];
+};
+struct NoDrawnTiles {};
+
 template <BackwardConfig C>
 struct BackwardSmem {
-  alignas(kSmemAlignment) unsigned char k[C.k_tile().bytes()];
+  alignas(kSmemAlignment) unsigned char k[C.k_stages()][C.k_tile().bytes()];
   alignas(kSmemAlignment) unsigned char v[C.v_tile().bytes()];
   alignas(kSmemAlignment) unsigned char q[C.stages][C.q_tile().bytes()];
   alignas(kSmemAlignment) unsigned char d_o[C.d_o_stages()][C.d_o_part().bytes()];
@@ -65,11 +77,11 @@ struct BackwardSmem {
       [[no_unique_address]] std::conditional_t<C.pairs(), PairTiles<C>, NoPairTiles> pair;
   alignas(16) float lse[C.stages][C.block_m];    // in Q's pipeline
   alignas(16) float delta[C.stages][C.block_m];  // in dO's, or where dK and dV are split in Q's
-  // k_once, v_once and added_pipeline use `full` alone.
+  // k_pipeline, v_pipeline and added_pipeline use `full` alone.
   alignas(C.dropout ? 16 : 1)
       [[no_unique_address]] std::conditional_t<C.dropout, DropoutBits<C>, NoDropoutBits> dropout;
-  PipelineBarriers<1> k_once;
-  PipelineBarriers<1> v_once;
+  PipelineBarriers<C.k_stages()> k_pipeline;
+  PipelineBarriers<1> v_pipeline;
   PipelineBarriers<C.stages> q_pipeline;
   PipelineBarriers<C.d_o_stages()> d_o_pipeline;
   PipelineBarriers<C.ds_stages> ds_pipeline;
@@ -81,6 +93,7 @@ struct BackwardSmem {
   [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineBarriers<C.ds_stages>,
                                            NoCapturedTiles>
       captured_pipeline;
+  [[no_unique_address]] std::conditional_t<C.persistent, DrawnTiles, NoDrawnTiles> drawn;
   // `full` alone: the other CTA's dS is here.
   [[no_unique_address]] std::conditional_t<C.pairs(), PipelineBarriers<C.ds_stages>, NoPairTiles>
       pair_pipeline;
@@ -92,7 +105,9 @@ struct BackwardAddresses {
   using Smem = BackwardSmem<C>;
   uint32_t base;
 
-  __device__ __forceinline__ uint32_t k() const { return base + uint32_t{offsetof(Smem, k)}; }
+  __device__ __forceinline__ uint32_t k(uint32_t stage = 0) const {
+    return base + uint32_t{offsetof(Smem, k)} + stage * C.k_tile().bytes();
+  }
   __device__ __forceinline__ uint32_t v() const { return base + uint32_t{offsetof(Smem, v)}; }
   __device__ __forceinline__ uint32_t q(uint32_t stage) const {
     return base + uint32_t{offsetof(Smem, q)} + stage * C.q_tile().bytes();
@@ -126,11 +141,15 @@ struct BackwardAddresses {
     return base + uint32_t{offsetof(Smem, dropout)} +
            uint32_t(warpgroup) * sizeof(DropoutBits<C>::bits[0]);
   }
-  __device__ __forceinline__ Pipeline<1> k_once() const {
-    return {base + uint32_t{offsetof(Smem, k_once)}};
+  __device__ __forceinline__ uint32_t drawn_tile(uint32_t lap) const {
+    return base + uint32_t{offsetof(Smem, drawn)} +
+           lap % DrawnTiles::kLaps * uint32_t{sizeof(DrawnTiles::Tile)};
   }
-  __device__ __forceinline__ Pipeline<1> v_once() const {
-    return {base + uint32_t{offsetof(Smem, v_once)}};
+  __device__ __forceinline__ Pipeline<C.k_stages()> k_pipeline() const {
+    return {base + uint32_t{offsetof(Smem, k_pipeline)}};
+  }
+  __device__ __forceinline__ Pipeline<1> v_pipeline() const {
+    return {base + uint32_t{offsetof(Smem, v_pipeline)}};
   }
   __device__ __forceinline__ Pipeline<C.stages> q_pipeline() const {
     return {base + uint32_t{offsetof(Smem, q_pipeline)}};

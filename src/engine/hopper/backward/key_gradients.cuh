@@ -12,7 +12,7 @@
 #pragma once
 
 #include "engine/cuda/mask/bit_mask.cuh"
-#include "engine/hopper/backward/backward_smem.cuh"
+#include "engine/hopper/backward/key_block_walk.cuh"
 #include "engine/hopper/backward/scores/score_tile.cuh"
 #ifdef FA3_SCORE_FUNCTION
 #include "engine/hopper/backward/scores/function_tile.cuh"
@@ -31,14 +31,44 @@ class KeyGradients {
                                           const KeyBlockWork<C>& work, int warpgroup)
       : params_(params),
         at_(at),
-        work_(work),
+        work_(first_key_block<C>(work)),
         warpgroup_(warpgroup),
-        first_key_(work.first_key() + warpgroup * kRowsPerWarpgroup),
-        unmasked_(unmasked_queries(work.extents(), first_key_, kRowsPerWarpgroup)),
+        first_key_(work_.first_key() + warpgroup * kRowsPerWarpgroup),
+        unmasked_(unmasked_queries(work_.extents(), first_key_, kRowsPerWarpgroup)),
         dropout_(params.dropout, first_key_, at.dropout_bits(warpgroup),
                  int(BackwardBarrier::kDraws) + warpgroup) {}
 
   __device__ __forceinline__ void run() {
+    do {
+      run_key_block();
+    } while (next_key_block());
+    if (C.persistent && stores()) ptx::cp_async_bulk_wait_group_read<0>();
+  }
+
+ private:
+  using Tile = ScoreTile<C>;
+  using Cursor = PipelineState<C.stages>;
+  using Block = typename KeyBlockWork<C>::Block;
+  static_assert(C.dk_tile().bytes() <= C.q_tile().bytes() &&
+                C.dv_tile().bytes() <= C.d_o_tile().bytes());
+  static_assert(C.key_warpgroups() <= C.stages && C.key_warpgroups() <= C.ds_stages);
+  static_assert(!C.persistent ||
+                C.dv_tile().bytes() + C.dk_tile().bytes() <= C.ds_tile().slab_bytes());
+
+  // Of a persistent CTA.
+  __device__ __forceinline__ bool next_key_block() {
+    if constexpr (C.persistent) {
+      if (!walk_.advance(at_, work_)) return false;
+      first_key_ = work_.first_key() + warpgroup_ * kRowsPerWarpgroup;
+      unmasked_ = unmasked_queries(work_.extents(), first_key_, kRowsPerWarpgroup);
+      cursor_.advance();
+      return true;
+    } else {
+      return false;
+    }
+  }
+
+  __device__ __forceinline__ void run_key_block() {
     float dk[C.head_dim / 2] = {};
     float dv[C.head_dim_v / 2] = {};
     if (work_.num_steps() > 0) {
@@ -54,14 +84,6 @@ class KeyGradients {
       store_wide(dk, dv);
     }
   }
-
- private:
-  using Tile = ScoreTile<C>;
-  using Cursor = PipelineState<C.stages>;
-  using Block = typename KeyBlockWork<C>::Block;
-  static_assert(C.dk_tile().bytes() <= C.q_tile().bytes() &&
-                C.dv_tile().bytes() <= C.d_o_tile().bytes());
-  static_assert(C.key_warpgroups() <= C.stages && C.key_warpgroups() <= C.ds_stages);
 
   __device__ __forceinline__ void add(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
     const int64_t block = dkv_block<C>(params_);
@@ -81,8 +103,15 @@ class KeyGradients {
     return !C.wide || params_.zero != 0;
   }
 
-  // dV goes to this warpgroup's rows of V, which no other reads.
+  // dV goes to this warpgroup's rows of V, which no other reads; of a persistent CTA, whose next V
+  // comes, to this warpgroup's slab of a dS that dQ's warpgroup has released.
   __device__ __forceinline__ void store_dv(const float (&dv)[C.head_dim_v / 2]) {
+    if constexpr (C.persistent) {
+      at_.ds_pipeline().wait_empty(ds_cursor_);
+      store_gradient<C.element, C.dv_tile()>(own_slab(), dv, value_scale<C>(params_));
+      copy<C.dv_tile(), C.dv_tile().slab_bytes()>(params_.dv_map, params_.columns_v, own_slab());
+      return;
+    }
     const uint32_t rows = at_.v() + warpgroup_ * kRowsPerWarpgroup * C.v_tile().row_bytes();
     sync_warpgroup();  // all of its products with V are over
     store_gradient<C.element, C.v_tile()>(rows, dv, value_scale<C>(params_));
@@ -93,7 +122,9 @@ class KeyGradients {
   // handed over the last dS, so the other, at most C.ds_stages behind, reads no earlier stage.
   __device__ __forceinline__ void store_dk(const float (&dk)[C.head_dim / 2]) {
     uint32_t tile = at_.q(warpgroup_);
-    if constexpr (C.stages >= C.ds_stages + 2) {
+    if constexpr (C.persistent) {
+      tile = own_slab() + C.dv_tile().bytes();
+    } else if constexpr (C.stages >= C.ds_stages + 2) {
       const uint32_t stage = uint32_t(work_.num_steps()) % C.stages;
       tile = warpgroup_ == 0 ? at_.q(stage) : at_.d_o(stage);
     } else {
@@ -101,7 +132,24 @@ class KeyGradients {
     }
     store_gradient<C.element, C.dk_tile()>(tile, dk, work_.scale());
     copy<C.dk_tile(), C.dk_tile().slab_bytes()>(params_.dk_map, params_.columns, tile);
-    if (stores()) finish_copies();
+    if (!stores()) return;
+    if constexpr (C.persistent) {
+      ptx::cp_async_bulk_commit_group();
+    } else {
+      finish_copies();
+    }
+  }
+
+  // Of the next dS: where this warpgroup stores its keys' columns.
+  __device__ __forceinline__ uint32_t own_slab() const {
+    static_assert(C.ds_tile().slab_columns() == kRowsPerWarpgroup);
+    return at_.ds(ds_cursor_.stage()) + warpgroup_ * C.ds_tile().slab_bytes();
+  }
+  // The key block before has left it.
+  __device__ __forceinline__ void wait_for_copies() const {
+    if (walk_.is_at_first()) return;
+    if (stores()) ptx::cp_async_bulk_wait_group_read<0>();
+    sync_warpgroup();
   }
 
   template <tile::TileLayout Layout, int SlabBytes>
@@ -144,7 +192,8 @@ class KeyGradients {
     // the compiler serialises the products.
     typename Tile::Scores p;
     first_p(p, block);
-    at_.v_once().wait_full({});
+    if constexpr (C.persistent) wait_for_copies();
+    walk_.wait_for_v(at_);
     at_.d_o_pipeline().wait_full(d_o_cursor(cursor_));
     for (int step = 1;; ++step) {
       const bool last = step == num_steps;
@@ -170,7 +219,7 @@ class KeyGradients {
   }
 
   __device__ __forceinline__ void first_p(typename Tile::Scores& p, Block block) {
-    at_.k_once().wait_full({});
+    if (walk_.is_at_first()) walk_.wait_for_k(at_);
     wait_for_queries(cursor_);
     typename Tile::Lse lse;
     Tile::read(lse, at_.lse(cursor_.stage()));
@@ -297,7 +346,7 @@ class KeyGradients {
 
   __device__ __forceinline__ void issue_scores(typename Tile::Scores& scores, uint32_t stage) {
     tile::issue_abt<C.element, C.k_tile(), C.q_tile()>(
-        scores, tile::k_major_low(at_.in_cta(at_.k()) + first_row_bytes(C.k_tile())),
+        scores, tile::k_major_low(at_.in_cta(at_.k(walk_.k_stage())) + first_row_bytes(C.k_tile())),
         tile::k_major_low(at_.in_cta(at_.q(stage))));
   }
 
@@ -367,10 +416,11 @@ class KeyGradients {
 
   const BackwardParams& params_;
   const BackwardAddresses<C> at_;
-  const KeyBlockWork<C>& work_;
+  OwnKeyBlock<C> work_;
+  KeyBlockWalk<C> walk_;
   const int warpgroup_;
-  const int first_key_;
-  const KeyRangeOf<int> unmasked_;  // queries that see all keys of this warpgroup
+  int first_key_;
+  KeyRangeOf<int> unmasked_;  // queries that see all keys of this warpgroup
   [[no_unique_address]] typename Tile::DropoutHook dropout_;
   Cursor cursor_;
   PipelineState<C.ds_stages> ds_cursor_;

@@ -25,7 +25,7 @@ class QueryGradient {
  public:
   __device__ __forceinline__ QueryGradient(const BackwardParams& params, BackwardAddresses<C> at,
                                            const KeyBlockWork<C>& work)
-      : params_(params), at_(at), work_(work), loader_(params, at, work) {}
+      : params_(params), at_(at), work_(first_key_block<C>(work)), loader_(params, at, work) {}
 
   __device__ __forceinline__ void run() {
     const bool loads = !C.helpers && thread_in_block() < kWarpSize && ptx::elect_sync();
@@ -38,13 +38,33 @@ class QueryGradient {
     if (loads) loader_.load_first_queries();
     __syncwarp();
 
-    at_.k_once().wait_full({});
-    const auto steps = work_.steps();
-    const int num_steps = work_.num_steps();
-    typename KeyBlockWork<C>::Block block = work_.first_queries();
+    at_.k_pipeline().wait_full({});
+    Cursors cursors;
+    if constexpr (C.persistent) {
+      KeyBlockWalk<C> walk;
+      do {
+        add_key_block(loads, walk, cursors);
+        // No warp reads this K any more, whose stage is the next but one's.
+        ptx::bar_sync(int(BackwardBarrier::kQueryDone), kWarpgroupSize);
+      } while (walk.advance(at_, work_));
+    } else {
+      add_key_block(loads, {}, cursors);
+    }
+  }
+
+ private:
+  struct Cursors {
     PipelineState<C.ds_stages> ds;
     PipelineState<C.stages> queries;  // the step before
     PipelineState<kSemaphoreDepth> semaphore;
+  };
+
+  __device__ __forceinline__ void add_key_block(bool loads, const KeyBlockWalk<C>& walk,
+                                                Cursors& cursors) {
+    auto& [ds, queries, semaphore] = cursors;
+    const auto steps = work_.steps();
+    const int num_steps = work_.num_steps();
+    typename KeyBlockWork<C>::Block block = work_.first_queries();
     for (int step = 0; step < num_steps; ++step) {
       at_.ds_pipeline().wait_full(ds);
       float* const dq_block =
@@ -54,10 +74,15 @@ class QueryGradient {
         int part = i;
         if constexpr (C.pairs()) part += first_part();
         float dq[kPartFloats];
-        issue_product(dq, ds, part, i);
+        issue_product(dq, ds, at_.k(walk.k_stage()), part, i);
         if (i == 0) {  // under the product
           // The warpgroups that wrote this dS no longer read Q and dO of the step before.
-          if (loads && step > 0) loader_.load_next_queries();
+          const bool any_before = step > 0 || !walk.is_at_first();
+          if (loads && any_before) loader_.load_next_queries();
+          if constexpr (C.persistent) {
+            if (loads && step == 0) loader_.load_k_of(walk.next());
+            if (loads && step + 1 == num_steps) loader_.load_v_of(walk.next());
+          }
 #ifdef FA3_SCORE_STORES
           if (thread_in_block() == 0) {
             store_captured_gradient<C>(params_, at_.ds(ds.stage()),
@@ -91,7 +116,6 @@ class QueryGradient {
     }
   }
 
- private:
   // A part's slab of K's columns.
   static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_accum().columns()};
   static constexpr int kPartFloats = C.dq_accum().part_floats() / kWarpgroupSize;
@@ -103,10 +127,11 @@ class QueryGradient {
 
   // Part `i` of this CTA's.
   __device__ __forceinline__ void issue_product(float (&dq)[kPartFloats],
-                                                PipelineState<C.ds_stages> ds, int part, int i) {
+                                                PipelineState<C.ds_stages> ds, uint32_t k, int part,
+                                                int i) {
     const uint32_t first_row = C.dq_accum().first_row(part) * C.ds_tile().row_bytes();
     const int slab = part % C.dq_accum().column_parts();
-    issue_product(dq, at_.ds(ds.stage()) + first_row, at_.k(), slab, false);
+    issue_product(dq, at_.ds(ds.stage()) + first_row, k, slab, false);
     if constexpr (C.pairs()) {  // the other's dS may come under this product
       if (i == 0) ptx::wgmma_commit_group();
       if (i == 0) KeyBlockPair<C>(at_).wait_full(ds);
@@ -158,7 +183,7 @@ class QueryGradient {
 
   const BackwardParams& params_;
   const BackwardAddresses<C> at_;
-  const KeyBlockWork<C>& work_;
+  OwnKeyBlock<C> work_;
   QueryLoader<C> loader_;  // where there are no helpers
 };
 

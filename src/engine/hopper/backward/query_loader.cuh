@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "engine/hopper/backward/backward_smem.cuh"
+#include "engine/hopper/backward/key_block_walk.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/cluster.cuh"
 #include "engine/hopper/ptx/grid.cuh"
@@ -20,9 +20,10 @@ class QueryLoader {
                                          const KeyBlockWork<C>& work)
       : params_(params),
         at_(at),
-        work_(work),
-        block_(work.first_loaded()),
-        left_(work.num_steps()) {}
+        queue_(params, at),
+        work_(first_key_block<C>(work)),
+        block_(work_.first_loaded()),
+        left_(work_.num_steps()) {}
 
   // For a helper.
   __device__ __forceinline__ void run() {
@@ -35,7 +36,7 @@ class QueryLoader {
 
   // By the thread that has initialised the barriers, before the others wait for it.
   __device__ __forceinline__ void load_k() const {
-    const uint32_t barrier = at_.k_once().full(0);
+    const uint32_t barrier = at_.k_pipeline().full(0);
     if constexpr (!C.pairs()) {
       load(k_map(), C.k_tile(), at_.k(), barrier, 0, work_.keys());
     } else {
@@ -50,7 +51,7 @@ class QueryLoader {
   __device__ __forceinline__ void load_inputs() {
     if (left_ == 0) return;
     load_q(next_step());
-    load(v_map(), C.v_tile(), at_.v(), at_.v_once().full(0), 0, work_.keys());
+    load(v_map(), C.v_tile(), at_.v(), at_.v_pipeline().full(0), 0, work_.keys());
   }
 
   // The rest of the first step's.
@@ -59,6 +60,7 @@ class QueryLoader {
   }
 
   __device__ __forceinline__ void load_first_queries() {
+    if constexpr (C.persistent) queue_.begin();
     load_first_rows();
 #pragma unroll 1
     for (int i = 1; i < C.stages; ++i) load_next_queries();
@@ -70,6 +72,19 @@ class QueryLoader {
     const Step step = next_step();  // before it waits
     load_q(step);
     load_rows(step);
+  }
+
+  // Of a persistent CTA's key block: which it is, and its K; or that there is none. Then its V.
+  __device__ __forceinline__ void load_k_of(const KeyBlockWalk<C>& walk) {
+    const uint32_t stage = walk.k_stage(), barrier = at_.k_pipeline().full(stage);
+    const int tile = queue_.tile(walk.lap());
+    if (tile < 0) return ptx::mbarrier_arrive(barrier);
+    load(k_map(), C.k_tile(), at_.k(stage), barrier, 0, keys_of(tile));
+  }
+  __device__ __forceinline__ void load_v_of(const KeyBlockWalk<C>& walk) {
+    const int tile = queue_.tile(walk.lap());
+    if (tile < 0) return;
+    load(v_map(), C.v_tile(), at_.v(), at_.v_pipeline().full(0), 0, keys_of(tile));
   }
 
  private:
@@ -113,6 +128,23 @@ class QueryLoader {
     --left_;
     cursor_.advance();
     block_.advance(work_.steps());
+    if constexpr (C.persistent) {
+      if (left_ == 0) begin_next_key_block();
+    }
+  }
+
+  __device__ __forceinline__ void begin_next_key_block() {
+    const int tile = queue_.tile(++lap_);
+    if (tile < 0) return;
+    work_.move_to(tile);
+    block_ = work_.first_loaded();
+    left_ = work_.num_steps();
+  }
+
+  __device__ __forceinline__ ptx::TileCoordinates keys_of(int tile) const {
+    KeyBlockWork<C> other = work_;
+    other.move_to(tile);
+    return other.keys();
   }
 
   // Where dO comes whole.
@@ -171,7 +203,9 @@ class QueryLoader {
 
   const BackwardParams& params_;
   const BackwardAddresses<C> at_;
-  const KeyBlockWork<C>& work_;
+  KeyBlockQueue<C> queue_;
+  uint32_t lap_ = 0;
+  OwnKeyBlock<C> work_;  // whose queries it loads
   decltype(std::declval<const KeyBlockWork<C>&>().first_loaded()) block_;
   int left_;  // steps to load
   PipelineState<C.stages> cursor_;

@@ -65,7 +65,7 @@ class ShortSequence {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
-      at_.k_once().init(1);
+      at_.k_pipeline().init(1);
       at_.q_pipeline().init(1);
       ptx::fence_mbarrier_init();
       load_keys();
@@ -120,7 +120,7 @@ class ShortSequence {
     typename Tile::Statistics lse, delta;
     Tile::read(lse, at_.lse(0));
     Tile::read(delta, at_.delta(0));
-    at_.k_once().wait_full({});
+    at_.k_pipeline().wait_full({});
     at_.q_pipeline().wait_full(cursor);
 
     typename Tile::Scores p, dp;
@@ -194,7 +194,7 @@ class ShortSequence {
         tile::clipped_place(keys_.begin, keys_.used, 0, C.block_n, kv_head_, keys_.batch);
     load({params_.k_map, params_.k_outside, params_.columns}, C.k_tile(), at_.k(), from,
          {params_.v_map, params_.v_outside, params_.columns_v}, C.v_tile(), at_.v(),
-         from.inner < C.block_n, at_.k_once().full(0));
+         from.inner < C.block_n, at_.k_pipeline().full(0));
   }
   __device__ __forceinline__ void load_queries(int number) {
     const int box = C.block_m >> pack().log2;

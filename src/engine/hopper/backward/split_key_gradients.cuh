@@ -90,7 +90,7 @@ class SplitKeyGradients {
     QueryBlock block = work_.first_queries();
     typename Tile::Scores tile;
     typename Tile::Packed packed;
-    (kSumsDv ? at_.k_once() : at_.v_once()).wait_full({});
+    (kSumsDv ? at_.k_pipeline() : at_.v_pipeline()).wait_full({});
     issue_tile(tile);
     transform(tile, packed, block);
     for (int step = 1; step < num_steps; ++step) {

@@ -28,7 +28,8 @@ struct BackwardConfig {
   bool dropout = false;
   bool block_mask = false;  // steps walk the lists of a block mask (listed_key_block.cuh)
   bool wide = false;  // gradients are float32, and may be added to what is there; to 128 columns
-  bool in_pairs = false;  // to 128 columns: CTAs are pairs(), for calls whose mask is full
+  bool in_pairs = false;    // to 128 columns: CTAs are pairs(), for calls whose mask is full
+  bool persistent = false;  // CTAs have key block after key block (key_block_walk.cuh)
 
   FA3_HD constexpr BackwardConfig with(Element e, Variant v) const {
     BackwardConfig other = *this;
@@ -48,6 +49,7 @@ struct BackwardConfig {
   FA3_HD constexpr BackwardConfig deterministic() const {
     BackwardConfig other = *this;
     other.helpers = true;
+    other.persistent = false;
     return other;
   }
 
@@ -62,7 +64,7 @@ struct BackwardConfig {
   FA3_HD constexpr BackwardConfig of_rows() const {
     BackwardConfig other = *this;
     if (capped()) other.variant = Variant::kGeneral;
-    other.dropout = other.block_mask = other.in_pairs = false;
+    other.dropout = other.block_mask = other.in_pairs = other.persistent = false;
     return other;
   }
   FA3_HD constexpr BackwardConfig of_rows_before() const {
@@ -113,7 +115,7 @@ struct BackwardConfig {
 
   // Kernels for calls of their own beside the main one.
   FA3_HD constexpr bool can_split_heads() const {
-    return !general() && !dropout && !block_mask && !in_pairs;
+    return !general() && !dropout && !block_mask && !in_pairs && !persistent;
   }
   FA3_HD constexpr bool can_take_short_sequences() const {
     return general() && !capped() && !dropout && !block_mask && !splits_dkv() && !wide;
@@ -149,6 +151,7 @@ struct BackwardConfig {
   FA3_HD constexpr tile::TileLayout d_o_tile() const { return {block_m, head_dim_v}; }
   FA3_HD constexpr tile::TileLayout k_tile() const { return {block_n, head_dim}; }
   FA3_HD constexpr tile::TileLayout v_tile() const { return {block_n, head_dim_v}; }
+  FA3_HD constexpr int k_stages() const { return persistent ? 2 : 1; }
   // A pair leaves room for what the two exchange. Where dK and dV are split, dO comes in halves of
   // the columns, in three stages: dV's sum is done with the first half before dP needs the next.
   // Else dO has the stages of dS: a step reads dO in its first half alone, and the key warpgroups

@@ -3,9 +3,9 @@
 
 #include <utility>
 
+#include "engine/hopper/tables/dense_backward_table.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
-#include "engine/hopper/tables/pair_backward_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
@@ -41,7 +41,7 @@ BackwardKernel find_wide(int row, std::integer_sequence<int, Rows...>) {
 
 template <Element E, int... Rows>
 BackwardKernel find_pair(int row, std::integer_sequence<int, Rows...>) {
-  constexpr BackwardKernel (*kEntries[])() = {&pair_backward_entry<Rows, E>...};
+  constexpr BackwardKernel (*kEntries[])() = {&dense_backward_entry<Rows, E>...};
   return kEntries[row]();
 }
 
@@ -71,8 +71,8 @@ BackwardKernel wide_backward_kernel_at(int row, Element element) {
                                    : find_wide<Element::kBf16>(row, kRows);
 }
 
-BackwardKernel pair_backward_kernel_at(int row, Element element) {
-  constexpr std::make_integer_sequence<int, int(kPairBackwardTable.size())> kRows;
+BackwardKernel dense_backward_kernel_at(int row, Element element) {
+  constexpr std::make_integer_sequence<int, int(kDenseBackwardTable.size())> kRows;
   return element == Element::kFp16 ? find_pair<Element::kFp16>(row, kRows)
                                    : find_pair<Element::kBf16>(row, kRows);
 }

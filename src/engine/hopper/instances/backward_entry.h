@@ -48,9 +48,9 @@ template <int Row, Element E>
 BackwardKernel wide_backward_entry();
 BackwardKernel wide_backward_kernel_at(int row, Element element);
 
-// The same for a row of kPairBackwardTable.
+// The same for a row of kDenseBackwardTable.
 template <int Row, Element E>
-BackwardKernel pair_backward_entry();
-BackwardKernel pair_backward_kernel_at(int row, Element element);
+BackwardKernel dense_backward_entry();
+BackwardKernel dense_backward_kernel_at(int row, Element element);
 
 }  // namespace fa3::hopper

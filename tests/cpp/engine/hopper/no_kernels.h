@@ -10,12 +10,12 @@
 #include "engine/hopper/tables/cache_table.h"
 #include "engine/hopper/tables/continued_table.h"
 #include "engine/hopper/tables/decode_table.h"
+#include "engine/hopper/tables/dense_backward_table.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
 #include "engine/hopper/tables/dropout_table.h"
 #include "engine/hopper/tables/e4m3_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
 #include "engine/hopper/tables/mask_table.h"
-#include "engine/hopper/tables/pair_backward_table.h"
 #include "engine/hopper/tables/stream_k_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 
@@ -118,8 +118,8 @@ BackwardKernel wide_backward_entry() {
 }
 
 template <int Row, Element E>
-BackwardKernel pair_backward_entry() {
-  return no_backward_kernel<kPairBackwardTable[Row].config.with(E, Variant::kDense)>();
+BackwardKernel dense_backward_entry() {
+  return no_backward_kernel<kDenseBackwardTable[Row].config.with(E, Variant::kDense)>();
 }
 
 template <int Row, Element E>

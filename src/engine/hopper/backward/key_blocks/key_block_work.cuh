@@ -36,12 +36,17 @@ class DenseKeyBlock {
   using Block = QueryBlock;
 
   __device__ __forceinline__ DenseKeyBlock(const BackwardParams& params, int tile, Record&)
-      : params_(params),
-        at_(C.splits_heads ? params.order.at(tile / C.ctas())
-                           : params.order.unsplit_at(tile / C.ctas())),
-        steps_(query_steps(params.extents, at_.n_block * C.keys_of_cluster(), C.keys_of_cluster(),
-                           C.block_m)),
-        num_steps_(steps_.per_head() * heads()) {}
+      : params_(params) {
+    move_to(tile);
+  }
+
+  __device__ __forceinline__ void move_to(int tile) {
+    at_ = C.splits_heads ? params_.order.at(tile / C.ctas())
+                         : params_.order.unsplit_at(tile / C.ctas());
+    steps_ = query_steps(params_.extents, at_.n_block * C.keys_of_cluster(), C.keys_of_cluster(),
+                         C.block_m);
+    num_steps_ = steps_.per_head() * heads();
+  }
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
   __device__ __forceinline__ int first_key() const { return first_key_of<C>(at_.n_block); }
@@ -90,9 +95,9 @@ class DenseKeyBlock {
   }
 
   const BackwardParams& params_;
-  const KeyBlockIndex at_;  // of a pair: both key blocks
-  const QuerySteps steps_;
-  const int num_steps_;
+  KeyBlockIndex at_;  // of a pair: both key blocks
+  QuerySteps steps_;
+  int num_steps_;
 };
 
 template <BackwardConfig C>

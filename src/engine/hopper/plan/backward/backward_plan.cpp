@@ -161,7 +161,8 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   w.dq_accum = place<float>(allocator, blocks, c.dq_accum().block_floats());
   w.lse_log2 = place<float>(allocator, blocks, c.block_m);
   w.delta = place<float>(allocator, blocks, c.block_m);
-  if (a.deterministic) w.dq_semaphore = place<int>(allocator, blocks);
+  if (a.deterministic || plan.main_config.persistent)
+    w.dq_semaphore = place<int>(allocator, blocks);
   if (a.has_sink) w.sink_sums = place<float>(allocator, blocks);
   if (plan.head_splits() > 1) {
     const int64_t key_blocks = capped_product(plan.k_blocks.in_all, a.k.heads);
@@ -186,13 +187,15 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   return w;
 }
 
-BackwardGrids grids_of(const BackwardPlan& plan) {
+BackwardGrids grids_of(const BackwardPlan& plan, int num_sms) {
   const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
   // A CTA more clears the rows that no sequence owns.
   if (plan.short_sequences) return {.short_sequences = (a.sequences + 1) * a.k.heads};
+  const int64_t ctas =
+      plan.main_config.persistent ? std::min<int64_t>(plan.num_tiles, num_sms) : plan.num_tiles;
   BackwardGrids grids{.preprocess = plan.num_query_blocks(),
-                      .main = a.has_no_keys() ? 0 : plan.num_tiles,
+                      .main = a.has_no_keys() ? 0 : ctas,
                       .postprocess = capped_product(plan.num_query_blocks(), c.dq_accum().parts())};
   if (plan.head_splits() > 1) {
     const int64_t key_blocks = capped_product(plan.k_blocks.in_all, a.k.heads);
@@ -233,7 +236,7 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
     plan.lists = cuda::block_list_params(call.block_mask, given.mask, call.seqlen_q, call.seqlen_k,
                                          call.varlen ? &capacity : nullptr);
   }
-  plan.grids = grids_of(plan);
+  plan.grids = grids_of(plan, num_sms);
   if (!plan.short_sequences) plan.workspace = lay_out(plan);
   return plan;
 }

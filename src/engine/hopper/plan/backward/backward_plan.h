@@ -17,7 +17,7 @@ struct BackwardWorkspace {
   int64_t dq_accum = kNone;
   int64_t lse_log2 = kNone;
   int64_t delta = kNone;
-  int64_t dq_semaphore = kNone;  // deterministic calls
+  int64_t dq_semaphore = kNone;  // deterministic calls, persistent kernels
   int64_t sink_sums = kNone;     // calls with sinks
   int64_t dk_accum = kNone;      // where query heads are split; dV's lies behind dK's
   int64_t dv_accum = kNone;

@@ -7,6 +7,7 @@
 #include "core/ceil_div.h"
 #include "core/error.h"
 #include "core/macros.h"
+#include "core/workspace.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/free_sms.h"
 #include "engine/cuda/jit/score_program.h"
@@ -16,9 +17,9 @@
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/plan/plan_forward.h"
+#include "engine/hopper/tables/dense_backward_table.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
-#include "engine/hopper/tables/pair_backward_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
@@ -91,27 +92,34 @@ bool has_wide_keys(const BackwardProblem& p) {
 }
 
 // Where gradients of keys have 16 bits. Score functions are compiled for rows of kBackwardTable.
-int select_pair_row(const BackwardProblem& p, Variant variant) {
+int select_dense_row(const BackwardProblem& p, Variant variant) {
   const bool is_plain =
       variant == Variant::kDense && !p.block_mask.on && !p.dropout.on() && p.score == nullptr;
-  if (!is_plain || narrow_mask(p).right != MaskRuleOf<int>::kUnbounded) return kNoBackwardKernel;
-  return select_pair_backward_kernel(p.head_dim, p.head_dim_v, p.lengths_k.max);
+  if (!is_plain) return kNoBackwardKernel;
+  return select_dense_backward_kernel(
+      p.head_dim, p.head_dim_v,
+      {.queries = p.lengths_q.max,
+       .keys = p.lengths_k.max,
+       .group = p.heads_k > 0 ? p.group() : 1,
+       .key_heads = capped_product(p.batch, p.heads_k),
+       .is_causal = narrow_mask(p).right != MaskRuleOf<int>::kUnbounded,
+       .deterministic = p.deterministic});
 }
-bool takes_pairs(const BackwardProblem& p, Variant variant) {
-  return select_pair_row(p, variant) != kNoBackwardKernel;
+bool takes_dense_row(const BackwardProblem& p, Variant variant) {
+  return select_dense_row(p, variant) != kNoBackwardKernel;
 }
 
 // A row of the table that the problem's kernels come from.
 const BackwardInstance& instance_of(const BackwardProblem& p, Variant variant, int row) {
   if (has_wide_keys(p)) return kWideBackwardTable[size_t(row)];
-  if (takes_pairs(p, variant)) return kPairBackwardTable[size_t(row)];
+  if (takes_dense_row(p, variant)) return kDenseBackwardTable[size_t(row)];
   if (p.block_mask.on) return kMaskBackwardTable[size_t(row)];
   return p.dropout.on() ? kDropoutBackwardTable[size_t(row)] : kBackwardTable[size_t(row)];
 }
 
 int select_row(const BackwardProblem& p, Variant variant) {
   if (has_wide_keys(p)) return select_wide_backward_kernel(p.head_dim, p.head_dim_v, variant);
-  if (takes_pairs(p, variant)) return select_pair_row(p, variant);
+  if (takes_dense_row(p, variant)) return select_dense_row(p, variant);
   if (p.block_mask.on) return select_mask_backward_kernel(p.head_dim, p.head_dim_v);
   if (!p.dropout.on()) return select_backward_kernel(p.head_dim, p.head_dim_v);
   const auto row_of = [&](Variant v) {
@@ -140,7 +148,7 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
     return listed_slopes_kernel(instance_of(p, variant, row).config, element);
   }
   if (has_wide_keys(p)) return wide_backward_kernel_at(row, element);
-  if (takes_pairs(p, variant)) return pair_backward_kernel_at(row, element);
+  if (takes_dense_row(p, variant)) return dense_backward_kernel_at(row, element);
   if (p.block_mask.on) return mask_backward_kernel_at(row, element, variant);
   return p.dropout.on() ? dropout_backward_kernel_at(row, element)
                         : backward_kernel_at(row, element, variant);
@@ -236,14 +244,35 @@ int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant
   return kNoBackwardKernel;
 }
 
-int select_pair_backward_kernel(int64_t head_dim, int64_t head_dim_v, int64_t keys) {
+namespace {
+
+// Under a causal mask both key blocks of a pair would go through the steps of the first, which
+// costs more than half of the additions to dQ. No CTA of a pair may be without a key block.
+bool suits_pairs(const BackwardConfig& c, const DenseCall& call) {
+  return !call.is_causal && ceil_div(call.keys, c.block_n) % c.ctas() == 0;
+}
+
+// Key blocks of few steps gain, where an SM has many: a CTA draws one ahead, so at the end some
+// CTAs have two left and others none (docs/lab/backward.md). Each has a step at least, since the
+// last query sees all keys.
+bool suits_persistent(const BackwardConfig& c, const DenseCall& call) {
+  constexpr int64_t kMostSteps = 8, kLeastTiles = 2048;
+  const int64_t steps = ceil_div(call.queries, c.block_m) * call.group;
+  return !call.deterministic && call.queries > 0 &&
+         steps <= (call.is_causal ? 2 : 1) * kMostSteps &&
+         capped_product(ceil_div(call.keys, c.block_n), call.key_heads) >= kLeastTiles;
+}
+
+}  // namespace
+
+int select_dense_backward_kernel(int64_t head_dim, int64_t head_dim_v, const DenseCall& call) {
   const int tiled = select_backward_kernel(head_dim, head_dim_v);
   if (tiled == kNoBackwardKernel) return kNoBackwardKernel;
-  const BackwardConfig& of_one = kBackwardTable[tiled].config;
-  for (int row = 0; row < int(kPairBackwardTable.size()); ++row) {
-    const BackwardConfig& c = kPairBackwardTable[row].config;
-    const bool fits = c.head_dim == of_one.head_dim && c.head_dim_v == of_one.head_dim_v;
-    if (fits && ceil_div(keys, c.block_n) % c.ctas() == 0) return row;
+  const BackwardConfig& plain = kBackwardTable[tiled].config;
+  for (int row = 0; row < int(kDenseBackwardTable.size()); ++row) {
+    const BackwardConfig& c = kDenseBackwardTable[row].config;
+    if (c.head_dim != plain.head_dim || c.head_dim_v != plain.head_dim_v) continue;
+    if (c.persistent ? suits_persistent(c, call) : suits_pairs(c, call)) return row;
   }
   return kNoBackwardKernel;
 }
@@ -286,11 +315,12 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   plan->num_tasks = decided.num_tiles;
   plan->workspace_bytes = decided.workspace.bytes;
   if (plan->wants_words) {
-    plan->kernel = concat(
-        "backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ", c.block_m,
-        "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
-        c.dropout ? " dropout" : "", c.wide ? " float32" : "", c.in_pairs ? " in pairs" : "",
-        call.deterministic ? " deterministic" : "", problem.score ? " with a score function" : "");
+    plan->kernel =
+        concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
+               c.block_m, "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
+               c.dropout ? " dropout" : "", c.wide ? " float32" : "", c.in_pairs ? " in pairs" : "",
+               c.persistent ? " persistent" : "", call.deterministic ? " deterministic" : "",
+               problem.score ? " with a score function" : "");
     plan->why = reasons(decided, instance_of(tiled, variant, row).why);
   }
   return {};

@@ -25,9 +25,19 @@ int select_wide_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant va
 // The same of kDropoutBackwardTable.
 int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant);
 
-// The same of kPairBackwardTable, for a call whose mask is full: where the row for the head dims
-// has one in pairs, and the keys leave no CTA of a pair without a key block.
-int select_pair_backward_kernel(int64_t head_dim, int64_t head_dim_v, int64_t keys);
+// What rows of kDenseBackwardTable ask of a call.
+struct DenseCall {
+  int64_t queries = 0;
+  int64_t keys = 0;
+  int64_t group = 1;      // query heads that share keys
+  int64_t key_heads = 1;  // of all batch entries
+  bool is_causal = false;
+  bool deterministic = false;
+};
+
+// The same of kDenseBackwardTable: a row for the head dims that is faster than that of
+// kBackwardTable.
+int select_dense_backward_kernel(int64_t head_dim, int64_t head_dim_v, const DenseCall& call);
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan);
 

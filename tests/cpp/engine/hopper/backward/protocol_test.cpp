@@ -9,9 +9,9 @@
 #include <span>
 
 #include "backward_run.h"
+#include "engine/hopper/tables/dense_backward_table.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
-#include "engine/hopper/tables/pair_backward_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 #include "many_orders.h"
 
@@ -258,17 +258,19 @@ TEST(BackwardProtocol, deterministic_calls_add_to_dq_in_one_order) {
   });
 }
 
-// Full masks, and what no plan gives them: causal ones, and key blocks in odd numbers.
-TEST(BackwardProtocol, pairs_to_128_columns_do_all_work_once_in_any_order) {
+// Calls that no plan gives them, too: pairs under a causal mask and with an odd number of key
+// blocks, persistent CTAs with long key blocks.
+TEST(BackwardProtocol, kernels_for_some_dense_calls_do_all_work_once_in_any_order) {
   [&]<int... Row>(std::integer_sequence<int, Row...>) {
     const auto check = [&]<BackwardConfig C>() {
-      static_assert(C.pairs() && !C.splits_dkv());
-      all_work_is_done_once<C>(std::span(kShapes));
+      static_assert(C.persistent || (C.pairs() && !C.splits_dkv()));
+      // Of a persistent CTA every key block has a step.
+      all_work_is_done_once<C>(std::span(kShapes).first(C.persistent ? 4 : std::size(kShapes)));
       all_work_is_done_once<C.deterministic()>(std::span(kShapes).first(3), true);
     };
-    (check.template operator()<kPairBackwardTable[Row].config>(), ...);
+    (check.template operator()<kDenseBackwardTable[Row].config>(), ...);
   }
-  (std::make_integer_sequence<int, int(kPairBackwardTable.size())>());
+  (std::make_integer_sequence<int, int(kDenseBackwardTable.size())>());
 }
 
 // P first lies where dS will: each warp's in the bytes of its own dS, for warps do not wait for
@@ -304,7 +306,8 @@ TEST(BackwardProtocol, of_a_pair_P_of_a_warp_lies_where_its_dS_will) {
 
 constexpr BackwardConfig kOne = kBackwardTable[2].config, kPair = kBackwardTable.back().config,
                          kSplit = kBackwardTable[kBackwardTable.size() - 2].config,
-                         kNarrowPair = kPairBackwardTable.front().config;
+                         kNarrowPair = kDenseBackwardTable.back().config,
+                         kPersistent = kDenseBackwardTable.front().config;
 static_assert(!kOne.splits_dkv() && !kOne.pairs() && kSplit.splits_dkv() && !kSplit.pairs());
 static_assert(kPair.p_lies_in_ds() && kNarrowPair.d_o_goes_with_ds());
 
@@ -348,6 +351,17 @@ void expect_found_in_loads(Fault fault, const std::vector<std::string>& complain
   expect_found_in_every_kernel([](auto at) { return at.q_pipeline(); }, fault, complaints);
   SCOPED_TRACE("pipeline of dO");
   expect_found_in_every_kernel([](auto at) { return at.d_o_pipeline(); }, fault, complaints);
+}
+
+TEST(BackwardProtocol, of_a_persistent_CTA_another_key_block_s_tiles_are_found) {
+  const std::vector<std::string> complaints = {machine::kUnfilled, machine::kOverRead, "deadlock",
+                                               "barrier"};
+  for (const Fault fault : {Fault::kConsumerPhase, Fault::kTooFewBytes}) {
+    expect_found<kPersistent>([](auto at) { return at.k_pipeline(); }, fault, complaints);
+    expect_found<kPersistent>([](auto at) { return at.v_pipeline(); }, fault, complaints);
+    expect_found<kPersistent>([](auto at) { return at.q_pipeline(); }, fault, complaints);
+    expect_found<kPersistent>([](auto at) { return at.d_o_pipeline(); }, fault, complaints);
+  }
 }
 
 constexpr auto kDsPipeline = [](auto at) { return at.ds_pipeline(); };

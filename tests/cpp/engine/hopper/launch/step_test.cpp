@@ -150,15 +150,16 @@ TEST(Step, of_a_prompt_is_one_launch_with_three_tensor_maps_behind_a_cleared_cou
   EXPECT_EQ(asked.memsets, 1);
 }
 
-BackwardArgs training_step(int64_t keys = 2048) {
-  const auto heads = [](int number, int64_t rows = 2048) {
-    return halves(number, {1, rows, 16, 128});
+BackwardArgs training_step(int64_t keys = 2048, int64_t columns = 128, int64_t queries = 2048,
+                           int64_t batch = 1) {
+  const auto heads = [&](int number, int64_t rows) {
+    return halves(number, {batch, rows, 16, columns});
   };
   BackwardArgs args;
-  args.q = heads(0), args.k = heads(1, keys), args.v = heads(2, keys);
-  args.o = heads(3), args.d_o = heads(4);
-  args.lse = on_gpu(5, FA3_FLOAT32, {1, 16, 2048});
-  args.dq = heads(7), args.dk = heads(8, keys), args.dv = heads(9, keys);
+  args.q = heads(0, queries), args.k = heads(1, keys), args.v = heads(2, keys);
+  args.o = heads(3, queries), args.d_o = heads(4, queries);
+  args.lse = on_gpu(5, FA3_FLOAT32, {batch, 16, queries});
+  args.dq = heads(7, queries), args.dk = heads(8, keys), args.dv = heads(9, keys);
   return args;
 }
 
@@ -173,11 +174,14 @@ TEST(Step, of_training_allocates_nothing) {
   EXPECT_EQ(g_allocations, 0);
 }
 
-bool is_in_pairs(const BackwardArgs& args) {
+bool plan_says(const BackwardArgs& args, std::string_view text) {
   char words[1024] = "";
   EXPECT_EQ(fa3_backward_plan_text(&args, words, sizeof words, nullptr), FA3_OK)
       << fa3_last_error();
-  return std::string_view(words).find(" in pairs") != std::string_view::npos;
+  return std::string_view(words).find(text) != std::string_view::npos;
+}
+bool is_in_pairs(const BackwardArgs& args) {
+  return plan_says(args, " in pairs");
 }
 
 TEST(Step, of_training_is_in_pairs_where_the_mask_is_full) {
@@ -199,6 +203,23 @@ TEST(Step, of_training_is_in_pairs_where_the_mask_is_full) {
     a.dk = on_gpu(8, FA3_FLOAT32, {1, 2048, 16, 128});
     a.dv = on_gpu(9, FA3_FLOAT32, {1, 2048, 16, 128});
   })));
+}
+
+TEST(Step, of_training_at_64_columns_is_persistent_where_key_blocks_have_few_steps) {
+  const auto is_persistent = [](BackwardArgs args) { return plan_says(args, " persistent"); };
+  EXPECT_TRUE(is_persistent(training_step(1024, 64, 1024, 16)));
+  EXPECT_FALSE(is_persistent(training_step(1024, 64, 1024, 1)));
+  EXPECT_FALSE(is_persistent(training_step(1024, 64, 2048, 16)));
+  EXPECT_FALSE(is_persistent(training_step(1024, 128, 1024, 16)));
+  const auto with = [](int64_t queries, auto set) {
+    BackwardArgs args = training_step(1024, 64, queries, 16);
+    set(args);
+    return args;
+  };
+  EXPECT_TRUE(is_persistent(with(2048, [](auto& a) { a.options.causal = 1; })));
+  EXPECT_FALSE(is_persistent(with(512, [](auto& a) { a.options.deterministic = 1; })));
+  EXPECT_FALSE(is_persistent(with(512, [](auto& a) { a.options.window_left = 100; })));
+  EXPECT_FALSE(is_persistent(with(512, [](auto& a) { a.options.dropout_p = 0.1f; })));
 }
 
 // A serving engine's step without requests, over pages of 8192 keys.

@@ -57,7 +57,7 @@ class BackwardRun {
   };
 
  public:
-  static constexpr int kPlannedSms = 132;
+  static constexpr int kPlannedSms = C.persistent ? 2 : 132;
 
   explicit BackwardRun(const Shape& s, bool deterministic = false) : shape_(s) {
     BackwardCall a;
@@ -103,8 +103,9 @@ class BackwardRun {
         setting.expect_ahead.push_back(at.pair_pipeline().full(i));
       }
     }
+    if (C.persistent) *params_.scratch.dq_semaphore = 0;
     const Work at = work_of(tile);
-    if (params_.scratch.dq_semaphore && at.exists) {
+    if (has_order() && at.exists) {
       for (const QueryBlock& b : blocks_of(at)) *counter_of(at, b) = dq_order(at, b);
     }
     const machine::Ctas ctas{.grid = {unsigned(tiles_), 1, 1},
@@ -123,20 +124,21 @@ class BackwardRun {
     ASSERT_EQ(outcome.error, "");
     std::vector<Left> expected;
     for (int cta = 0; cta < C.ctas(); ++cta) {
-      const Work at = work_of(first_of(tile) + cta);
-      const std::vector<QueryBlock> blocks = blocks_of(at);
-      for (int warp = 0; at.exists && warp < kWarps; ++warp) {
+      const std::vector<Work> works = works_of(first_of(tile) + cta, outcome);
+      for (int warp = 0; warp < kWarps; ++warp) {
         const int warpgroup = warp / kWarpsPerWarpgroup;
         std::vector<Step> steps;  // helpers multiply nothing
-        if (warpgroup == int(BackwardWarpgroup::kQuery)) steps = query_steps_of(at, blocks);
-        if (warpgroup == 1 || warpgroup == 2) steps = key_steps_of(at, blocks, warp - 4);
+        if (warpgroup == int(BackwardWarpgroup::kQuery)) steps = query_steps_of(works);
+        if (warpgroup == 1 || warpgroup == 2) {
+          for (const Work& at : works) add_key_steps(steps, at, blocks_of(at), warp - 4);
+        }
         std::vector<Step> made;
         for (const Product& p : outcome.products[size_t(cta * kWarps + warp)]) {
           made.push_back(step_of(p));
         }
         ASSERT_EQ(made, steps) << "CTA " << cta << ", warp " << warp;
       }
-      if (at.exists) add_departures_of(expected, at, blocks);
+      for (const Work& at : works) add_departures_of(expected, at, blocks_of(at));
     }
     std::vector<Left> left;
     for (const Departure& d : outcome.departures) {
@@ -150,7 +152,7 @@ class BackwardRun {
     if (C.wide && work_of(tile).exists) {
       ASSERT_EQ(stored, wide_rows_of(work_of(tile)));
     }
-    if (params_.scratch.dq_semaphore) {
+    if (has_order()) {
       ASSERT_EQ(broken_order(tile, outcome), "");
     }
   }
@@ -194,6 +196,20 @@ class BackwardRun {
 
   static int first_of(int tile) { return tile - tile % C.ctas(); }
 
+  // Of additions to dQ. Persistent CTAs draw tiles from the first counter.
+  bool has_order() const { return params_.scratch.dq_semaphore && !C.persistent; }
+
+  // What a CTA does, one after the other. Others have drawn, too.
+  std::vector<Work> works_of(int cta, const Outcome& outcome) const {
+    const Work first = work_of(cta);
+    if (!first.exists) return {};
+    std::vector<Work> works{first};
+    for (const int drawn : outcome.drawn) {
+      if (tiles_ + drawn < params_.order.num_tiles()) works.push_back(work_of(tiles_ + drawn));
+    }
+    return works;
+  }
+
   Work work_of(int tile) const {
     Work at = work_of_cluster(tile / C.ctas());
     at.rank = tile % C.ctas();
@@ -203,7 +219,7 @@ class BackwardRun {
     const Shape& s = shape_;
     if (!s.varlen()) {
       KeyBlockIndex at = params_.order.at(tile);
-      if (C.block_mask && !params_.scratch.dq_semaphore) {  // the longest list first
+      if (C.block_mask && !has_order()) {  // the longest list first
         const int head = at.kv_head * (s.heads / s.kv_heads);
         at.n_block = params_.lists.ranked(at.batch, head, params_.lists.num_lists - 1 - at.n_block);
       }
@@ -233,7 +249,7 @@ class BackwardRun {
   // Under a block mask the longest list of the sequence comes first, unless additions have an
   // order.
   int block_of(const SequenceTiles& sequence, const TileIndex& index) const {
-    if (C.block_mask && !params_.scratch.dq_semaphore) {
+    if (C.block_mask && !has_order()) {
       const int head = index.pack * (shape_.heads / shape_.kv_heads);
       const int list = sequence.first_entry + index.m_block;
       return params_.lists.lengths[params_.lists.number(0, head, list)].nth;
@@ -271,9 +287,14 @@ class BackwardRun {
       all.push_back({"Delta", at.delta(uint32_t(i)), int(C.block_m * sizeof(float))});
     }
     for (int i = 0; i < C.ds_stages; ++i) {
-      machine::Buffer ds{"dS", at.ds(uint32_t(i)), C.ds_tile().bytes()};
-      if (C.p_lies_in_ds()) ds.strips = kWarpsPerWarpgroup;
-      all.push_back(ds);
+      // Of a persistent CTA a warpgroup's dV and dK take the halves of its slab, by queries.
+      const int parts = C.persistent ? 2 * C.key_warpgroups() : 1;
+      const int bytes = C.ds_tile().bytes() / parts;
+      for (int part = 0; part < parts; ++part) {
+        machine::Buffer ds{"dS", at.ds(uint32_t(i)) + uint32_t(part * bytes), bytes};
+        if (C.p_lies_in_ds()) ds.strips = kWarpsPerWarpgroup;
+        all.push_back(ds);
+      }
     }
     for (int i = 0; i < C.ds_stages && C.splits_dkv() && !C.p_lies_in_ds(); ++i) {
       all.push_back({"P", at.p(uint32_t(i)), C.p_bytes()});
@@ -291,7 +312,13 @@ class BackwardRun {
           all.push_back({"draws", at.dropout_bits(w) + turn * kDraws, kDraws});
       }
     }
-    add_gradients(all, at);
+    if constexpr (C.persistent) {
+      for (uint32_t lap = 0; lap < DrawnTiles::kLaps; ++lap) {
+        all.push_back({"a drawn tile", at.drawn_tile(lap), int(sizeof(DrawnTiles::Tile))});
+      }
+    } else {
+      add_gradients(all, at);
+    }
     return all;
   }
 
@@ -397,8 +424,8 @@ class BackwardRun {
     return before;
   }
 
-  std::vector<Step> key_steps_of(const Work& at, const std::vector<QueryBlock>& all,
-                                 int warp) const {
+  void add_key_steps(std::vector<Step>& steps, const Work& at, const std::vector<QueryBlock>& all,
+                     int warp) const {
     const std::vector<QueryBlock> blocks = multiplied_blocks(at, all, warp / kWarpsPerWarpgroup);
     const bool sums_dv = warp < kWarpsPerWarpgroup;  // where dK and dV are split
     const int row_of_warp = C.splits_dkv() ? warp % kWarpsPerWarpgroup : warp;
@@ -424,7 +451,6 @@ class BackwardRun {
       return product(nullptr, &d_o_, b, C.head_dim_v, C.block_m);
     };
     const auto dk = [&](QueryBlock b) { return product(nullptr, &q_, b, C.head_dim, C.block_m); };
-    std::vector<Step> steps;
     for (size_t i = 0; i < blocks.size(); ++i) {
       const QueryBlock b = blocks[i];
       if (C.splits_dkv()) {
@@ -442,26 +468,34 @@ class BackwardRun {
       if (i + 1 < blocks.size()) steps.push_back(s(blocks[i + 1]));
       steps.push_back(dk(b));
     }
+  }
+
+  // Where gradients leave through a stage of dS, they are a filling of it, too.
+  std::vector<Step> query_steps_of(const std::vector<Work>& works) const {
+    std::vector<Step> steps;
+    std::vector<int> fillings(size_t(C.ds_stages), 0);
+    size_t made = 0;
+    for (const Work& at : works) {
+      for (size_t i = 0; i < blocks_of(at).size(); ++i, ++made) {
+        add_query_step(steps, at, ++fillings[made % fillings.size()]);
+      }
+      if (C.persistent) ++fillings[made % fillings.size()];
+    }
     return steps;
   }
 
-  std::vector<Step> query_steps_of(const Work& at, const std::vector<QueryBlock>& blocks) const {
-    std::vector<Step> steps;
+  void add_query_step(std::vector<Step>& steps, const Work& at, int filling) const {
     const AccumLayout parts = C.dq_accum();
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      const int filling = int(i) / C.ds_stages + 1;
-      for (int part = first_part(at); part < first_part(at) + C.dq_parts(); ++part) {
-        const auto add = [&](const Work& keys, int sender) {
-          // Where P lies in dS's place, each dS is the second filling, P the first.
-          steps.push_back({nullptr, 0, C.p_lies_in_ds() ? 2 * filling : filling, sender, &k_,
-                           keys.key_row(0), parts.first_column(part), at.kv_head, at.keys.batch,
-                           parts.columns(), C.block_n, sender > 0});
-        };
-        add(at, 0);
-        if (C.pairs()) add(at.of_other(), at.of_other().rank + 1);
-      }
+    for (int part = first_part(at); part < first_part(at) + C.dq_parts(); ++part) {
+      const auto add = [&](const Work& keys, int sender) {
+        // Where P lies in dS's place, each dS is the second filling, P the first.
+        steps.push_back({nullptr, 0, C.p_lies_in_ds() ? 2 * filling : filling, sender, &k_,
+                         keys.key_row(0), parts.first_column(part), at.kv_head, at.keys.batch,
+                         parts.columns(), C.block_n, sender > 0});
+      };
+      add(at, 0);
+      if (C.pairs()) add(at.of_other(), at.of_other().rank + 1);
     }
-    return steps;
   }
   // Of those of dQ that the CTA sums.
   static int first_part(const Work& at) { return at.rank * C.dq_parts(); }

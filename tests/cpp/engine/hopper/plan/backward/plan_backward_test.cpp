@@ -13,7 +13,7 @@
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/select/select_kernel.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
-#include "engine/hopper/tables/pair_backward_table.h"
+#include "engine/hopper/tables/dense_backward_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
@@ -28,7 +28,7 @@ std::vector<BackwardConfig> configs() {
       all.push_back(all.back().deterministic());
     }
   }
-  for (const BackwardInstance& row : kPairBackwardTable) {
+  for (const BackwardInstance& row : kDenseBackwardTable) {
     all.push_back(row.config.with(Element::kBf16, Variant::kDense));
     all.push_back(all.back().deterministic());
   }
@@ -69,7 +69,8 @@ TEST(SelectBackwardKernel, has_float32_gradients_to_128_columns) {
 // Where a row for the same head dims has none, and no CTA is without keys of its own.
 TEST(SelectBackwardKernel, has_pairs_of_128_columns_for_key_blocks_in_even_numbers) {
   const auto takes = [](int64_t d, int64_t dv, int64_t keys) {
-    return select_pair_backward_kernel(d, dv, keys) != kNoBackwardKernel;
+    const int row = select_dense_backward_kernel(d, dv, {.queries = 8192, .keys = keys});
+    return row != kNoBackwardKernel && kDenseBackwardTable[size_t(row)].config.pairs();
   };
   for (const int64_t d : {64, 96, 104, 128, 136, 192, 256, 264}) {
     EXPECT_EQ(takes(d, d, 1024), d == 104 || d == 128) << d;
@@ -79,15 +80,40 @@ TEST(SelectBackwardKernel, has_pairs_of_128_columns_for_key_blocks_in_even_numbe
   for (const int64_t keys : {1, 128, 257, 384, 1100}) EXPECT_FALSE(takes(128, 128, keys)) << keys;
 }
 
-// dQ's sums lie as those of one CTA, so that preprocess and postprocess may be of either table.
-TEST(BackwardTable, pairs_have_the_tiles_of_a_row_for_one_CTA) {
-  for (const BackwardInstance& row : kPairBackwardTable) {
+// Of eight steps and less, on average; to one order of additions they do not keep.
+TEST(SelectBackwardKernel, has_persistent_CTAs_at_64_columns_for_key_blocks_of_few_steps) {
+  const auto takes = [](int64_t d, const DenseCall& call) {
+    const int row = select_dense_backward_kernel(d, d, call);
+    return row != kNoBackwardKernel && kDenseBackwardTable[size_t(row)].config.persistent;
+  };
+  // Of eight key blocks, 256 times.
+  const auto of = [](int64_t queries, int64_t group = 1, bool causal = false) {
+    return DenseCall{
+        .queries = queries, .keys = 1024, .group = group, .key_heads = 256, .is_causal = causal};
+  };
+  for (const int64_t d : {8, 32, 64, 72, 96, 128}) EXPECT_EQ(takes(d, of(512)), d <= 64) << d;
+  EXPECT_TRUE(takes(64, of(1)) && takes(64, of(1024)) && takes(64, of(256, 4)));
+  EXPECT_FALSE(takes(64, of(0)) || takes(64, of(1025)) || takes(64, of(257, 4)));
+  EXPECT_TRUE(takes(64, of(2048, 1, true)) && !takes(64, of(2049, 1, true)));
+  DenseCall call = of(512);
+  call.deterministic = true;
+  EXPECT_FALSE(takes(64, call));
+  call = of(512);
+  call.key_heads = 255;
+  EXPECT_FALSE(takes(64, call));
+}
+
+// dQ's sums lie as those of a row for all calls, so that preprocess and postprocess may be of
+// either.
+TEST(BackwardTable, rows_for_dense_calls_have_the_tiles_of_those_for_all) {
+  for (const BackwardInstance& row : kDenseBackwardTable) {
     const BackwardConfig& c = row.config;
     const auto of_one = size_t(select_backward_kernel(c.head_dim, c.head_dim_v));
     const BackwardConfig& o = kBackwardTable[of_one].config;
     EXPECT_TRUE(c.head_dim == o.head_dim && c.head_dim_v == o.head_dim_v);
-    EXPECT_TRUE(c.block_m == o.block_m && c.block_n == o.block_n && c.pairs() && !o.pairs());
-    EXPECT_EQ(c.dq_parts() * 2, o.dq_parts());
+    EXPECT_TRUE(c.block_m == o.block_m && c.block_n == o.block_n && !o.pairs() && !o.persistent);
+    EXPECT_TRUE(c.pairs() != c.persistent);
+    EXPECT_EQ(c.dq_parts() * c.ctas(), o.dq_parts());
     EXPECT_FALSE(c.can_split_heads() || c.can_take_short_sequences());
   }
 }

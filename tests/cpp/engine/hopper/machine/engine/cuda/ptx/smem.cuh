@@ -2,6 +2,8 @@
 // As in src/engine/cuda/, on the machine of the protocol test.
 #pragma once
 
+#include <cstring>
+
 #include "instructions.h"
 
 namespace fa3::cuda {
@@ -23,12 +25,16 @@ inline void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
 inline void st_shared_b32x4(uint32_t address, const uint32_t (&)[4]) {
   machine::store_shared(address);
 }
-inline void st_shared_b32(uint32_t address, uint32_t) {
+// A field of a work tile, or a drawn tile: really there. It is no buffer that is read, for the
+// model sees its barriers.
+inline void st_shared_b32(uint32_t address, uint32_t value) {
   machine::store_shared(address);
+  std::memcpy(machine::smem_at(address), &value, sizeof value);
 }
-// A field of a work tile: no buffer of the model's, which sees its barriers.
-inline uint32_t ld_shared_b32(uint32_t) {
-  return 0;
+inline uint32_t ld_shared_b32(uint32_t address) {
+  uint32_t value = 0;
+  std::memcpy(&value, machine::smem_at(address), sizeof value);
+  return value;
 }
 inline void ld_shared_b32x2(uint32_t address, uint32_t (&value)[2]) {
   machine::load_shared(address);

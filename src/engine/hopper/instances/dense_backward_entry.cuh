@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Included by the generated source files, each of which instantiates one row of
-// pair_backward_table.h.
+// dense_backward_table.h.
 #pragma once
 
 #include "engine/hopper/instances/backward_entry.cuh"
-#include "engine/hopper/tables/pair_backward_table.h"
+#include "engine/hopper/tables/dense_backward_table.h"
 
 namespace fa3::hopper {
 
 template <int Row, Element E>
-BackwardKernel pair_backward_entry() {
-  return backward_kernel_of<kPairBackwardTable[Row].config.with(E, Variant::kDense)>();
+BackwardKernel dense_backward_entry() {
+  return backward_kernel_of<kDenseBackwardTable[Row].config.with(E, Variant::kDense)>();
 }
 
 }  // namespace fa3::hopper
