@@ -31,8 +31,7 @@ class QueryGradient {
     const bool loads = !C.helpers && thread_in_block() < kWarpSize && ptx::elect_sync();
     if (loads) loader_.load_inputs();
 #ifdef FA3_SCORE_TILE
-    CapturedTileLoader<C> captured(params_, at_, work_);  // where there are no helpers
-    if (loads) captured.load_first();
+    if (loads) captured_.load_first();
 #endif
     ptx::griddepcontrol_wait();  // for dQ's zeros too
     if (loads) loader_.load_first_queries();
@@ -101,7 +100,7 @@ class QueryGradient {
 #endif
           release(ds, step + C.ds_stages < num_steps);
 #ifdef FA3_SCORE_TILE
-          if (loads) captured.load_next();
+          if (loads) captured_.load_next();
           __syncwarp();
 #endif
         }
@@ -185,6 +184,9 @@ class QueryGradient {
   const BackwardAddresses<C> at_;
   OwnKeyBlock<C> work_;
   QueryLoader<C> loader_;  // where there are no helpers
+#ifdef FA3_SCORE_TILE
+  CapturedTileLoader<C> captured_{params_, at_, work_};  // likewise
+#endif
 };
 
 }  // namespace fa3::hopper
