@@ -183,6 +183,8 @@ def test_a_missing_record_and_a_failed_piece_are_problems(tree):
     assert "no verification record" in gpu_verify.record_problem(record, root)
     write_record(root, record, passed=False)
     assert "did not pass: the contract" in gpu_verify.record_problem(record, root)
+    assert gpu_verify.record_problem(record, root, only=["the contract"])
+    assert gpu_verify.record_problem(record, root, only=["no piece has this"]) is None
 
 
 @pytest.mark.parametrize(
