@@ -162,7 +162,7 @@ __device__ int lane() {
 __device__ int warp() {
   return int(threadIdx.x) / kWarpSize;
 }
-// Of a warp in a kernel whose warps have one each.
+// The list of a warp, in a kernel whose warps have one each.
 __device__ int64_t only_list() {
   return int64_t{blockIdx.x} * kWarps + warp();
 }

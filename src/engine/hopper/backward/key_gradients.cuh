@@ -55,7 +55,7 @@ class KeyGradients {
   static_assert(!C.persistent ||
                 C.dv_tile().bytes() + C.dk_tile().bytes() <= C.ds_tile().slab_bytes());
 
-  // Of a persistent CTA.
+  // A persistent CTA goes on.
   __device__ __forceinline__ bool next_key_block() {
     if constexpr (C.persistent) {
       if (!walk_.advance(at_, work_)) return false;
@@ -140,7 +140,7 @@ class KeyGradients {
     }
   }
 
-  // Of the next dS: where this warpgroup stores its keys' columns.
+  // Where this warpgroup stores its keys' columns of the next dS.
   __device__ __forceinline__ uint32_t own_slab() const {
     static_assert(C.ds_tile().slab_columns() == kRowsPerWarpgroup);
     return at_.ds(ds_cursor_.stage()) + warpgroup_ * C.ds_tile().slab_bytes();
@@ -403,7 +403,7 @@ class KeyGradients {
     return warpgroup_ * kRowsPerWarpgroup * keys.row_bytes();
   }
 
-  // Of a step that has `queries` and whose dS has not been handed over.
+  // Where the dO of a step lies that has `queries` and whose dS has not been handed over.
   __device__ __forceinline__ auto d_o_cursor(Cursor queries) const {
     if constexpr (C.d_o_goes_with_ds()) {
       return ds_cursor_;

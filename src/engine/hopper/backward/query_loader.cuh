@@ -74,7 +74,7 @@ class QueryLoader {
     load_rows(step);
   }
 
-  // Of a persistent CTA's key block: which it is, and its K; or that there is none. Then its V.
+  // A persistent CTA's key block: which it is, and its K; or that there is none. Then its V.
   __device__ __forceinline__ void load_k_of(const KeyBlockWalk<C>& walk) {
     const uint32_t stage = walk.k_stage(), barrier = at_.k_pipeline().full(stage);
     const int tile = queue_.tile(walk.lap());

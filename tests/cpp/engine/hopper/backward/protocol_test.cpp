@@ -264,7 +264,7 @@ TEST(BackwardProtocol, kernels_for_some_dense_calls_do_all_work_once_in_any_orde
   [&]<int... Row>(std::integer_sequence<int, Row...>) {
     const auto check = [&]<BackwardConfig C>() {
       static_assert(C.persistent || (C.pairs() && !C.splits_dkv()));
-      // Of a persistent CTA every key block has a step.
+      // Every key block of a persistent CTA has a step.
       all_work_is_done_once<C>(std::span(kShapes).first(C.persistent ? 4 : std::size(kShapes)));
       all_work_is_done_once<C.deterministic()>(std::span(kShapes).first(3), true);
     };

@@ -80,13 +80,13 @@ TEST(SelectBackwardKernel, has_pairs_of_128_columns_for_key_blocks_in_even_numbe
   for (const int64_t keys : {1, 128, 257, 384, 1100}) EXPECT_FALSE(takes(128, 128, keys)) << keys;
 }
 
-// Of eight steps and less, on average; to one order of additions they do not keep.
+// They have eight steps and less, on average, and add in any order.
 TEST(SelectBackwardKernel, has_persistent_CTAs_at_64_columns_for_key_blocks_of_few_steps) {
   const auto takes = [](int64_t d, const DenseCall& call) {
     const int row = select_dense_backward_kernel(d, d, call);
     return row != kNoBackwardKernel && kDenseBackwardTable[size_t(row)].config.persistent;
   };
-  // Of eight key blocks, 256 times.
+  // Eight key blocks, 256 times.
   const auto of = [](int64_t queries, int64_t group = 1, bool causal = false) {
     return DenseCall{
         .queries = queries, .keys = 1024, .group = group, .key_heads = 256, .is_causal = causal};
