@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The key blocks of a persistent CTA, one after the other: Q, dO, K and V of the next are on their
 // way while dK and dV of the last leave. CTAs draw tiles from one counter, longest first, as the
-// hardware deals them to CTAs that end. The loading thread draws, one tile ahead, and leaves each
-// in shared memory before its K: whoever sees a K full may read which tile it is of. Other kernels'
-// CTAs have one key block. Next: query_loader.cuh.
+// hardware deals them to CTAs that end. The loading thread draws one tile more than it loads
+// queries of, and leaves each in shared memory before its K: whoever sees a K full may read which
+// tile it is of. Other kernels' CTAs have one key block. Next: query_loader.cuh.
 //
 // What a key block leaves, and who must be done with it before it is overwritten:
 //
@@ -68,7 +68,7 @@ class KeyBlockQueue {
   // Behind the kernel that clears the counter.
   __device__ __forceinline__ void begin() { draw(); }
 
-  // The tile of a lap from 1 on, at most one that nobody has asked for; negative: there is none.
+  // The tile of a lap from 1 on. Laps are asked for in turn, and again. Negative: there is none.
   __device__ __forceinline__ int tile(uint32_t lap) {
     if (lap > last_lap_) {
       const bool exists = drawn_ < params_.order.num_tiles();
