@@ -3,6 +3,7 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import flex_functions as functions
 import pytest
@@ -466,14 +467,13 @@ def test_a_call_is_remembered_with_its_window_and_scale():
 
 def test_a_tensor_that_has_another_ones_address_is_another_one():
     q, k, v = (x.detach() for x in inputs(dtype=torch.float32))  # no graph keeps the row
-    address = None
-    for factor in (1.0, 2.0, 3.0):
-        row = functions.object_at(address, lambda x=factor: torch.full((HEADS,), x))
-        times = lambda s, b, h, i, j, t=row: s * t[h]  # noqa: E731
-        mine = fa3.flex_attention(q, k, v, score_mod=times, scale=0.5)
-        torch.testing.assert_close(mine, fa3.attention(q, k, v, scale=0.5 * factor))
-        address = id(row)
-        del row, times
+
+    def compare(row):
+        mine = fa3.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s * row[h], scale=0.5)
+        torch.testing.assert_close(mine, fa3.attention(q, k, v, scale=0.5 * row[0].item()))
+
+    rows = [partial(torch.full, (HEADS,), factor) for factor in (1.0, 2.0, 3.0)]
+    functions.use_at_one_address(rows, compare)
 
 
 def test_threads_have_functions_of_their_own():

@@ -5,6 +5,7 @@ made once, and what cannot walk lists asks the mask function."""
 import math
 import types
 import warnings
+from functools import partial
 
 import flex_functions
 import pytest
@@ -180,15 +181,14 @@ def test_a_map_is_that_of_the_calls_mask_window_and_shapes(walked):
 
 def test_a_map_is_not_that_of_a_tensor_that_is_gone(walked):
     q, k, v = (x.detach() for x in inputs())
-    address = None
-    for keys in (100, 200, 300):
-        numbers = [key // keys for key in range(KEYS)]
-        owner = flex_functions.object_at(address, lambda n=numbers: torch.tensor(n))
-        mine = fa3.flex_attention(q, k, v, mask_mod=lambda b, h, i, j, t=owner: t[i] == t[j])
+
+    def compare(owner):
+        mine = fa3.flex_attention(q, k, v, mask_mod=lambda b, h, i, j: owner[i] == owner[j])
         seen = owner[:ROWS, None] == owner
         torch.testing.assert_close(mine, fa3.attention(q, k, v, bias=seen))
-        address = id(owner)
-        del owner
+
+    numbers = [[key // keys for key in range(KEYS)] for keys in (100, 200, 300)]
+    flex_functions.use_at_one_address([partial(torch.tensor, n) for n in numbers], compare)
 
 
 def test_maps_are_kept_up_to_their_size(monkeypatch):
