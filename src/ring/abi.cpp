@@ -4,8 +4,8 @@
 #include <fa3/ring.h>
 
 #include "api/boundary.h"
-#include "ring/agree.h"
 #include "ring/describe.h"
+#include "ring/messages/agree.h"
 #include "ring/run.h"
 
 namespace fa3::ring {

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "core/workspace.h"
-#include "ring/messages.h"
-#include "ring/steps.h"
+#include "ring/messages/messages.h"
+#include "ring/schedule/steps.h"
 
 namespace fa3::ring {
 

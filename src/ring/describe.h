@@ -7,8 +7,8 @@
 #include <fa3/ring.h>
 #include <fa3/status.h>
 
-#include "ring/nccl.h"
-#include "ring/schedule.h"
+#include "ring/messages/nccl.h"
+#include "ring/schedule/schedule.h"
 
 namespace fa3::ring {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ring/agree.h"
+#include "ring/messages/agree.h"
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "core/macros.h"
 #include "ring/describe.h"
-#include "ring/messages.h"
+#include "ring/messages/messages.h"
 
 namespace fa3::ring {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ring/messages.h"
+#include "ring/messages/messages.h"
 
 #include <cstring>
 

@@ -9,8 +9,8 @@
 #include <span>
 
 #include "engine/engine.h"
-#include "ring/nccl.h"
-#include "ring/schedule.h"
+#include "ring/messages/nccl.h"
+#include "ring/schedule/schedule.h"
 
 namespace fa3::ring {
 

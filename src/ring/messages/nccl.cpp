@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ring/nccl.h"
+#include "ring/messages/nccl.h"
 
 #include <dlfcn.h>
 

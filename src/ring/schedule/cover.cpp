@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ring/cover.h"
+#include "ring/schedule/cover.h"
 
 #include <optional>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ring/schedule.h"
+#include "ring/schedule/schedule.h"
 
 #include <algorithm>
 

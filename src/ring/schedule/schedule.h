@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ring/cover.h"
+#include "ring/schedule/cover.h"
 
 namespace fa3::ring {
 

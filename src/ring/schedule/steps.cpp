@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ring/steps.h"
+#include "ring/schedule/steps.h"
 
 #include <algorithm>
 

@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "ring/nccl.h"
-#include "ring/schedule.h"
+#include "ring/messages/nccl.h"
+#include "ring/schedule/schedule.h"
 
 namespace fa3::ring {
 

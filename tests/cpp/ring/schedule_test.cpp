@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The calls of all ranks see each pair of the mask once, in keys that were sent.
-#include "ring/schedule.h"
+#include "ring/schedule/schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ring/steps.h"
+#include "ring/schedule/steps.h"
 
 namespace fa3::ring {
 namespace {
