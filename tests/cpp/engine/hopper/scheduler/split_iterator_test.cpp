@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/mask_rule.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {
@@ -121,9 +122,10 @@ void expect_right_splits(const SplitKvSchedule& schedule, int num_blocks) {
 TEST(SplitKvSchedule, puts_every_visible_block_into_one_split) {
   const int32_t starts[] = {0, 5, 5, 70, 71, 300};
   const int32_t used_k[] = {1000, 0, 17, 640, 333};
-  for (const Mask& mask : {kFull, kCausal, Mask{.left = 150, .right = 0}, Mask{.left = 10},
-                           Mask{.chunk = 90}, Mask{.right = 0, .chunk = 7}, Mask{.right = -40},
-                           Mask{.left = -30}, Mask{.left = 70, .right = -9}}) {
+  using Mask = MaskRuleOf<int>;
+  for (const Mask& mask : {Mask{}, Mask{.right = 0}, Mask{.left = 150, .right = 0},
+                           Mask{.left = 10}, Mask{.chunk = 90}, Mask{.right = 0, .chunk = 7},
+                           Mask{.right = -40}, Mask{.left = -30}, Mask{.left = 70, .right = -9}}) {
     for (const bool packed : {false, true}) {
       for (const auto& [num_splits, groups_log2] :
            {std::pair{0, 0}, {0, 1}, {0, 3}, {1, 0}, {2, 0}, {3, 0}, {200, 0}}) {
