@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
+#include "core/error.h"
 #include "plan/plan_text.h"
 
 namespace fa3::test {
@@ -43,6 +46,29 @@ TEST(Choose, refuses_an_engine_of_another_build_by_its_number) {
   const Status status = choose(problem, &choice);
   EXPECT_EQ(status.code(), StatusCode::unsupported);
   EXPECT_NE(status.message().find("the id 7"), std::string::npos) << status.message();
+}
+
+// Who asks for a GPU's engine, or has a GPU's tensors, learns what to do.
+TEST(Choose, of_a_build_without_CUDA_names_the_engine_and_the_way_to_it) {
+  for (const Engine* engine : engines()) {
+    if (engine->memory == FA3_CUDA) GTEST_SKIP() << "this build has engines for GPUs";
+  }
+  for (const auto& [id, name] :
+       {std::pair{FA3_ENGINE_HOPPER, "hopper"}, std::pair{FA3_ENGINE_AMPERE, "ampere"}}) {
+    Problem problem = small_problem();
+    problem.engine = id;
+    Choice choice;
+    EXPECT_EQ(choose(problem, &choice).message(),
+              concat("no engine can run this call: ", name,
+                     ": not in this build; build fa3 with the CUDA toolkit (nvcc in PATH)"));
+  }
+  Problem problem = small_problem();
+  problem.device = FA3_CUDA;
+  Choice choice;
+  EXPECT_EQ(
+      choose(problem, &choice).message(),
+      "no engine can run this call: cpu: takes cpu tensors, got cuda; fa3 never moves data; no "
+      "engine of this build takes them: build fa3 with the CUDA toolkit (nvcc in PATH)");
 }
 
 TEST(Choose, obeys_a_named_engine) {
