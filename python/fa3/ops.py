@@ -161,8 +161,11 @@ def attention(
         TypeError: an argument is not an array, not a number, ...
     """
     if bias is not None or alibi_slopes is not None:
-        if not is_torch(q) or generator is not None:
-            raise Unsupported("bias, alibi_slopes: expected torch tensors, and no generator")
+        name = "alibi_slopes" if bias is None else "bias"
+        if not is_torch(q):
+            raise Unsupported(f"{name}: expected None with arrays that are no torch tensors")
+        if generator is not None:
+            raise Unsupported(f"generator: not together with {name}, which has no dropout")
         given = q, k, v, bias, alibi_slopes, out, return_lse, options
         return torch_backend().attend_with_bias(*given)
     if is_torch(q):
@@ -171,6 +174,7 @@ def attention(
     if generator is not None:
         raise InvalidArgument("generator: expected None with arrays that are no torch tensors")
     require_seed(options)
+    inputs = view(q, "q"), view(k, "k"), view(v, "v")  # before any array that is made like them
     if out is None:
         out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
         out_view = view(out, "out")
@@ -179,9 +183,7 @@ def attention(
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
     _native.forward(
         lender(q),
-        view(q, "q"),
-        view(k, "k"),
-        view(v, "v"),
+        *inputs,
         out_view,
         optional_view(lse, "lse"),
         *in_order("attention", viewed(options)),

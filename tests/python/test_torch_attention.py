@@ -511,3 +511,15 @@ def test_packed_rows_of_no_sequence_have_gradients(dtype):
     none = torch.zeros(1, dtype=torch.int32)
     fa3.attention(q, k, v, cu_seqlens_q=none, cu_seqlens_k=none).sum().backward()
     assert all(torch.equal(x.grad, torch.zeros_like(x)) for x in (q, k, v))
+
+
+@pytest.mark.parametrize("name, instead", [("scale", "multiply q"), ("softcap", "flex_attention")])
+def test_a_number_that_learns_is_refused_where_its_gradient_would_be_lost(name, instead):
+    q = torch.ones(1, 4, 2, 8)
+    learned = torch.tensor(0.5, requires_grad=True)
+    with pytest.raises(fa3.Unsupported, match=f"^{name}: expected a number.*{instead}"):
+        fa3.attention(q, q, q, **{name: learned})
+    expected = fa3.attention(q, q, q, **{name: 0.5})
+    with torch.no_grad():
+        assert torch.equal(fa3.attention(q, q, q, **{name: learned}), expected)
+    assert torch.equal(fa3.attention(q, q, q, **{name: learned.detach()}), expected)

@@ -119,6 +119,8 @@ def attend(q, k, v, out, return_lse, options, generator=None):
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         return in_float64(q, k, v, out, return_lse, options)
     if plain:
+        if not NUMBERS.issuperset(map(type, options[:SINK])):
+            refuse_numbers_that_learn(options[:SINK])
         others = [] if out is None else [out]
         if len(options) > SINK:
             others += [x for x in options[SINK:] if type(x) not in NUMBERS]
@@ -187,6 +189,17 @@ def refuse_without_gradient(k, options):
             raise Unsupported(
                 f"{', '.join(given)}: no gradient goes through a cache or quantized tensors; "
                 "use torch.no_grad()"
+            )
+
+
+def refuse_numbers_that_learn(scores):
+    """A number that is a tensor is read, and its gradient would be lost without a word."""
+    for name, value in zip(DEFAULTS, scores, strict=False):
+        if torch.is_grad_enabled() and getattr(value, "requires_grad", False):
+            instead = "multiply q by it" if name == "scale" else "use fa3.flex_attention"
+            raise Unsupported(
+                f"{name}: expected a number, got a tensor that needs a gradient, which does not "
+                f"flow into it; {instead}, or detach() it"
             )
 
 
