@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <utility>
 
 #include "core/error.h"
@@ -24,6 +25,16 @@ TEST(Choose, takes_the_tiled_engine_for_host_memory) {
   ASSERT_TRUE(choose(small_problem(), &choice).ok());
   EXPECT_EQ(choice.engine->id, FA3_ENGINE_CPU);
   EXPECT_EQ(choice.plan.engine, "cpu");
+}
+
+TEST(Choose, gives_a_reason_that_ends_with_a_word) {
+  Problem problem = small_problem();
+  for (int64_t keys : {4, 100000}) {  // one task; keys that are split
+    problem.lengths_k = {.max = keys, .total = keys};
+    Choice choice{.plan = {.wants_words = true}};
+    ASSERT_TRUE(choose(problem, &choice).ok());
+    EXPECT_TRUE(std::isalnum(choice.plan.why.back())) << choice.plan.why << "|";
+  }
 }
 
 // Each engine that was considered gives its own reason; those that are chosen by name alone do not.
