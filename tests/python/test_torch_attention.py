@@ -523,3 +523,9 @@ def test_a_number_that_learns_is_refused_where_its_gradient_would_be_lost(name, 
     with torch.no_grad():
         assert torch.equal(fa3.attention(q, q, q, **{name: learned}), expected)
     assert torch.equal(fa3.attention(q, q, q, **{name: learned.detach()}), expected)
+
+
+def test_a_float8_that_is_not_taken_is_named():
+    q = torch.ones(1, 4, 2, 8).to(torch.float8_e4m3fnuz)
+    with pytest.raises(fa3.InvalidArgument, match="^q: expected .*, got float8_e4m3fnuz; convert"):
+        fa3.attention(q, q, q)
