@@ -48,7 +48,7 @@ wheel: $(VENV)/bin/pytest  ## the Python wheels, with and without CUDA code, int
 deb:  ## the Debian package, into build/deb
 	@tools/setup.sh build deb
 	@cmake -S . -B $(BUILD)/deb -G Ninja -DFA3_DEVELOPER=OFF -DFA3_PYTHON=OFF \
-	  -DCMAKE_INSTALL_PREFIX=/usr >/dev/null
+	  -DCMAKE_INSTALL_PREFIX=/usr $(LAUNCHER) $(CMAKE_FLAGS) >/dev/null
 	@cmake --build $(BUILD)/deb -j $(JOBS) && cpack --config $(BUILD)/deb/CPackConfig.cmake -B $(BUILD)/deb
 
 # OPTIONS: those of benchmarks/report.py, such as --quick, --only forward,decode, --again.

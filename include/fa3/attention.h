@@ -21,6 +21,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 
 namespace fa3 {
 
@@ -28,6 +29,20 @@ namespace detail {
 inline Status status_of(fa3_status code) {
   if (code == FA3_OK) return {};
   return {static_cast<StatusCode>(code), fa3_last_error()};
+}
+
+// Asks for the size of a text, then for the text.
+template <class Args, class Write>
+Status text_of(const Write& write, const Args& args, std::string* text) {
+  size_t bytes = 0;
+  const fa3_status sized = write(&args, nullptr, 0, &bytes);
+  if (sized != FA3_OK) return status_of(sized);
+  std::string written(bytes, '\0');
+  const fa3_status done = write(&args, &written[0], bytes, nullptr);
+  if (done != FA3_OK) return status_of(done);
+  written.resize(bytes - 1);  // without the NUL
+  *text = std::move(written);
+  return {};
 }
 }  // namespace detail
 
@@ -43,10 +58,23 @@ struct BackwardArgs : fa3_backward_params {
 struct MergeArgs : fa3_merge_params {
   MergeArgs() { fa3_merge_params_init(this); }
 };
+/// fa3_append_params with every field at its default.
+struct AppendArgs : fa3_append_params {
+  AppendArgs() { fa3_append_params_init(this); }
+};
 /// fa3_quantize_params with every field at its default.
 struct QuantizeArgs : fa3_quantize_params {
   QuantizeArgs() { fa3_quantize_params_init(this); }
 };
+
+/// The plan in words, and the reason for each choice: see fa3_forward_plan_text().
+inline Status plan_text(const ForwardArgs& args, std::string* text) {
+  return detail::text_of(fa3_forward_plan_text, args, text);
+}
+/// The plan in words, and the reason for each choice: see fa3_backward_plan_text().
+inline Status plan_text(const BackwardArgs& args, std::string* text) {
+  return detail::text_of(fa3_backward_plan_text, args, text);
+}
 
 /// Can this call run here? See fa3_forward_supported().
 inline Status supported(const ForwardArgs& args) {
@@ -97,6 +125,11 @@ inline Status quantize(const QuantizeArgs& args, void* workspace, size_t bytes,
 /// fa3_merge(). It needs no workspace.
 inline Status merge(const MergeArgs& args, void* stream = nullptr) {
   return detail::status_of(fa3_merge(&args, stream));
+}
+
+/// fa3_append(). It needs no workspace.
+inline Status append(const AppendArgs& args, void* stream = nullptr) {
+  return detail::status_of(fa3_append(&args, stream));
 }
 
 /// Host memory that grows to what the calls ask for; reuse one per thread to allocate only once.

@@ -165,6 +165,38 @@ def takes_options(known=OF_FORWARD):
     return shows([inspect.Parameter(name, by_name, default=x) for name, x in defaults])
 
 
+# What torch, FlashAttention, vLLM and sglang call it.
+ELSEWHERE = {
+    "is_causal": "causal",
+    "softmax_scale": "scale",
+    "sm_scale": "scale",
+    "window_size": "window",
+    "sliding_window": "window",
+    "logits_soft_cap": "softcap",
+    "s_aux": "sink",
+    "sinks": "sink",
+    "learnable_sink": "sink",
+    "attn_mask": "bias or block_mask",
+    "attn_bias": "bias",
+    "block_table": "page_table",
+    "cache_seqlens": "seqused_k",
+    "cache_batch_idx": "batch_index",
+    "leftpad_k": "left_padding",
+    "return_softmax_lse": "return_lse",
+    "enable_gqa": "nothing: k and v may have fewer heads",
+}
+
+
+def instead_of(name, known):
+    """The end of a sentence about an option that does not exist."""
+    if name in ELSEWHERE:
+        return f"; here that is {ELSEWHERE[name]}"
+    import difflib
+
+    near = difflib.get_close_matches(name, known, 1)
+    return f". Did you mean {near[0]!r}?" if near else ""
+
+
 def in_order(caller, named, known=OF_FORWARD):
     """Options by name, as a list in the order of the table up to the last that is not at default.
 
@@ -186,7 +218,7 @@ def in_order(caller, named, known=OF_FORWARD):
             first, last, default, form = known[name]
         except KeyError:
             message = f"{caller}() got an unexpected keyword argument {name!r}"
-            raise TypeError(message) from None
+            raise TypeError(message + instead_of(name, known)) from None
         if value is default or value is None:
             continue
         if form is None:

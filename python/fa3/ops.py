@@ -137,10 +137,11 @@ def attention(
             a query sees a key, which are a block mask if sequences have one length. b counts
             sequences, packed ones too, whose rows are the first of sq and sk. In a cache sk is all
             keys of an entry, and j counts from the first one behind left_padding. Gradients are
-            summed in float32. Not together with sinks, dropout, block_mask, chunks or an FP8 q. On
-            a GPU since Ampere it becomes a part of the kernel, which is compiled at first use as of
-            fa3.flex_attention; elsewhere torch operations compute it, tile by tile. Under
-            torch.compile the call is a break of the graph: not with fullgraph=True.
+            summed in float32. Not together with sinks, dropout, block_mask, chunks, window_shift,
+            batch_invariant, an engine or an FP8 q. On a GPU since Ampere it becomes a part of the
+            kernel, which is compiled at first use as of fa3.flex_attention; elsewhere torch
+            operations compute it, tile by tile. Under torch.compile the call is a break of the
+            graph: not with fullgraph=True.
         alibi_slopes: the same, as a formula: (hq,) or (b, hq) floats, differentiable; scores get
             -slope * abs(i + sk - sq - j).
         sm_margin: SMs of the GPU, >= 0 and fewer than it has, that the forward pass leaves free for
@@ -161,8 +162,11 @@ def attention(
         TypeError: an argument is not an array, not a number, ...
     """
     if bias is not None or alibi_slopes is not None:
-        if not is_torch(q) or generator is not None:
-            raise Unsupported("bias, alibi_slopes: expected torch tensors, and no generator")
+        name = "alibi_slopes" if bias is None else "bias"
+        if not is_torch(q):
+            raise Unsupported(f"{name}: expected None with arrays that are no torch tensors")
+        if generator is not None:
+            raise Unsupported(f"generator: not together with {name}, which has no dropout")
         given = q, k, v, bias, alibi_slopes, out, return_lse, options
         return torch_backend().attend_with_bias(*given)
     if is_torch(q):
@@ -171,6 +175,7 @@ def attention(
     if generator is not None:
         raise InvalidArgument("generator: expected None with arrays that are no torch tensors")
     require_seed(options)
+    inputs = view(q, "q"), view(k, "k"), view(v, "v")  # before any array that is made like them
     if out is None:
         out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
         out_view = view(out, "out")
@@ -179,9 +184,7 @@ def attention(
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
     _native.forward(
         lender(q),
-        view(q, "q"),
-        view(k, "k"),
-        view(v, "v"),
+        *inputs,
         out_view,
         optional_view(lse, "lse"),
         *in_order("attention", viewed(options)),

@@ -74,6 +74,12 @@ std::string name_of(dlpack::DataType type) {
     return kKinds[code] + bits;
   }
   if (code == 6) return "bool";
+  constexpr const char* kSmall[] = {"float8_e3m4",     "float8_e4m3",     "float8_e4m3b11fnuz",
+                                    "float8_e4m3fn",   "float8_e4m3fnuz", "float8_e5m2",
+                                    "float8_e5m2fnuz", "float8_e8m0fnu"};
+  if (code >= 7 && code < 7 + static_cast<int>(std::size(kSmall)) && type.lanes == 1) {
+    return kSmall[code - 7];
+  }
   return "the DLPack type of code " + std::to_string(code) + ", " + bits + " bits and " +
          std::to_string(type.lanes) + " lanes";
 }

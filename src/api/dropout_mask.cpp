@@ -21,7 +21,7 @@ Status write_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, const
       __builtin_mul_overflow(batch, heads, &weights) ||
       __builtin_mul_overflow(weights, seqlen_q, &weights) ||
       __builtin_mul_overflow(weights, seqlen_k, &weights)) {
-    return invalid("dropout_mask: expected extents >= 0 whose product has 64 bits, got ", batch,
+    return invalid("dropout_mask: expected extents >= 0 whose product is below 2^63, got ", batch,
                    " * ", heads, " * ", seqlen_q, " * ", seqlen_k);
   }
   if (keep == nullptr && weights > 0) {

@@ -11,13 +11,16 @@
 namespace fa3 {
 namespace {
 
+constexpr const char* kNoEngine = "no engine can run this call: ";
+constexpr const char* kBuildWithCuda = "build fa3 with the CUDA toolkit (nvcc in PATH)";
+
 const char* memory_name(fa3_device_type type) {
   return type == FA3_CPU ? "cpu" : "cuda";
 }
 
 Status plan_with(const Engine& engine, const Problem& problem, Plan* plan) {
   if (problem.score != nullptr && !engine.has_score_functions)
-    return unsupported("score functions");
+    return unsupported("has no score functions");
   const bool merges_apart =
       problem.partial.on && (engine.continues == nullptr || !engine.continues(problem));
   return merges_apart ? plan_apart(engine, problem, plan) : engine.plan_forward(problem, plan);
@@ -25,7 +28,7 @@ Status plan_with(const Engine& engine, const Problem& problem, Plan* plan) {
 
 Status plan_with(const Engine& engine, const BackwardProblem& problem, Plan* plan) {
   if (problem.score != nullptr && !engine.has_score_functions)
-    return unsupported("score functions");
+    return unsupported("has no score functions");
   return engine.plan_backward(problem, plan);
 }
 
@@ -80,6 +83,10 @@ Status choose_engine(const P& problem, Choice* choice) {
     }
     return {};
   }
+  for (const AbsentEngine& absent : absent_engines()) {
+    if (absent.id != problem.engine) continue;
+    return unsupported(kNoEngine, absent.name, ": not in this build; ", kBuildWithCuda);
+  }
   if (refusals.empty()) {
     return unsupported("no engine of this build has the id ", problem.engine,
                        "; fa3 info lists the engines");
@@ -88,7 +95,10 @@ Status choose_engine(const P& problem, Choice* choice) {
   for (const Refusal& refusal : refusals) {
     reasons += (reasons.empty() ? "" : "; ") + refusal.words(problem.device);
   }
-  return unsupported("no engine can run this call: ", reasons);
+  if (problem.device == FA3_CUDA && !absent_engines().empty()) {
+    reasons += concat("; no engine of this build takes them: ", kBuildWithCuda);
+  }
+  return unsupported(kNoEngine, reasons);
 }
 
 }  // namespace

@@ -79,6 +79,21 @@ def test_float64_passes_gradcheck():
     close(fa3.attention(*tensors, dropout_p=P, dropout_seed=SEED), single.double())
 
 
+def test_float64_divides_by_what_is_kept_in_float64():
+    values = torch.ones(1, 64, 1, 1, dtype=torch.float64)
+    out = fa3.attention(values, values, values, dropout_p=0.1, dropout_seed=SEED)
+    keep = fa3.dropout_mask(0.1, SEED, (1, 1, 64, 64)).double()
+    exact = keep.mean(-1) * 2**16 / (2**16 - round(0.1 * 2**16))
+    assert torch.allclose(out.flatten(), exact.flatten(), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("origin", [(1, 0, 0, 0), (0, 3, 0, 0), (0, 0, 16, 0), (0, 0, 0, 64)])
+def test_float64_refuses_a_mask_that_begins_elsewhere(origin):
+    x = torch.ones(1, 4, 2, 8, dtype=torch.float64)
+    with pytest.raises(fa3.Unsupported, match="dropout_origin: not with float64"):
+        fa3.attention(x, x, x, dropout_p=P, dropout_seed=SEED, dropout_origin=origin)
+
+
 def test_a_given_generator_gives_the_seed_and_no_other_advances(device):
     tensors = qkv(device=device)
     state = torch.cuda.get_rng_state if device == "cuda" else torch.get_rng_state

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.attention and its relatives on NumPy arrays and on anything with __dlpack__."""
 
+import inspect
 import threading
 
 import error_model
@@ -258,6 +259,8 @@ def swap_bytes(a):
         ({"out": (1, 2)}, TypeError, "out: expected an array"),
         ({"out": np.zeros((1, 1, 1, 1), np.float32)}, fa3.InvalidArgument, "^out: expected"),
         ({"sink": np.zeros(6)}, fa3.InvalidArgument, "sink: expected float32, got float64"),
+        ({"bias": np.zeros((1, 1, 4, 4))}, fa3.Unsupported, "^bias: expected None with arrays"),
+        ({"q": lambda q: q.astype(">f4")}, fa3.InvalidArgument, "^q: expected native byte order"),
         ({"sink": (0.0,) * 6}, TypeError, "sink: expected an array"),
         ({"cu_seqlens_q": [0, 4]}, TypeError, "cu_seqlens_q: expected an array"),
         (
@@ -280,6 +283,26 @@ def test_wrong_calls_raise_the_sentence_of_the_library(qkv, change, error, words
     assert not isinstance(raised.value, fa3.Error) or isinstance(
         raised.value, (ValueError, NotImplementedError)
     )
+
+
+@pytest.mark.parametrize(
+    "name, end",
+    [
+        ("casual", r"'casual'. Did you mean 'causal'\?"),
+        ("is_causal", "'is_causal'; here that is causal"),
+        ("softmax_scale", "'softmax_scale'; here that is scale"),
+        ("bananas", "'bananas'"),
+    ],
+)
+def test_an_unknown_option_is_a_type_error_that_knows_the_name_elsewhere(qkv, name, end):
+    with pytest.raises(TypeError, match=f"^attention.. got an unexpected keyword argument {end}$"):
+        fa3.attention(*qkv, **{name: True})
+
+
+def test_every_name_of_elsewhere_leads_to_one_of_attention():
+    known = inspect.signature(fa3.attention).parameters
+    for here in fa3._options.ELSEWHERE.values():
+        assert here.startswith("nothing") or all(x in known for x in here.split(" or ")), here
 
 
 def test_unknown_option_is_a_type_error(qkv):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builds import ROOT
 
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
@@ -199,3 +200,13 @@ def test_torch_front_has_the_arguments_of_the_numpy_front():
     assert {p.name: p.default for p in ours.values()} == {
         p.name: p.default for p in inspect.signature(fa3.attention).parameters.values()
     }
+
+
+@pytest.mark.parametrize("folder", ["torch", "jax", "hf", "distributed"])
+def test_the_map_of_the_package_names_every_module(folder):
+    """docs/python.md, How it is built: who looks for a thing finds its file there."""
+    page = (ROOT / "docs" / "python.md").read_text()
+    tree = re.search(r"## How it is built\n\n```\n(.*?)```", page, re.DOTALL)[1]
+    words = set(re.findall(r"\w+", tree))
+    modules = {path.stem for path in (ROOT / "python" / "fa3" / folder).glob("*.py")}
+    assert modules - {"__init__"} - words == set()

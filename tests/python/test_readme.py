@@ -152,3 +152,13 @@ def test_every_file_that_a_page_names_exists(page):
 def test_the_readme_is_short_and_narrow():
     lines = README.splitlines()
     assert len(lines) <= 130 and [line for line in lines if len(line) > 120] == []
+
+
+def test_nobody_is_sent_to_an_index_for_a_wheel_that_is_not_there():
+    """Whoever owns the name there would be installed. To be deleted with the README's sentence."""
+    assert "No wheel is published yet" in README
+    sources = (ROOT / "python").rglob("*.py")
+    sent = [
+        path for path in (*PAGES, *sources) if re.search(r"pip install fa3\b", path.read_text())
+    ]
+    assert sent == []

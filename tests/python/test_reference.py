@@ -83,3 +83,12 @@ def test_every_name_of_the_cpp_headers_is_in_the_reference():
     names = re.findall(rf"^(?:{kinds}) (\w+)", code, re.M)
     assert len(names) >= 20
     assert listed("cpp", "doxygen(?!file)") == Counter(f"fa3::{name}" for name in names)
+
+
+def test_the_cpp_face_has_every_kind_of_call():
+    """fa3.h's params structs are ForwardArgs, BackwardArgs, ... in C++."""
+    structs = set(re.findall(r"^} fa3_(\w+)_params;", source("include/fa3/fa3.h"), re.M))
+    face = set(
+        re.findall(r"^struct \w+Args : fa3_(\w+)_params", source("include/fa3/attention.h"), re.M)
+    )
+    assert {"forward", "append"} <= structs == face

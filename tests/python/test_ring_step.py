@@ -14,7 +14,6 @@ ENGINES = ["auto"] if HOPPER else ["auto", "reference", "standard"]
 TYPES = [torch.bfloat16, torch.float16, *([] if HOPPER else [torch.float32])]
 # (queries, keys, head dim, head dim of values): long, of odd lengths, few queries, other dims
 SHAPES = [(256, 384, 128, 128), (77, 205, 64, 64), (3, 150, 128, 128), (70, 131, 80, 40)]
-ALL_ROWS = slice(None)
 
 
 def draw(rows, keys, dim, dim_v, dtype, heads=4, kv_heads=2, batch=2, seed=0):

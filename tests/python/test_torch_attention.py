@@ -493,3 +493,39 @@ def test_float64_refuses_shapes_that_do_not_fit():
     ):
         with pytest.raises(fa3.InvalidArgument, match=sentence):
             fa3.attention(*arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_of_no_sequences_has_gradients(dtype):
+    q, k, v = (torch.randn(0, n, 2, 8, dtype=dtype, requires_grad=True) for n in (3, 5, 5))
+    sink = torch.zeros(2, requires_grad=True)
+    out, lse = fa3.attention(q, k, v, sink=sink, return_lse=True)
+    (out.sum() + lse.sum()).backward()
+    assert all(x.grad.shape == x.shape for x in (q, k, v))
+    assert torch.equal(sink.grad, torch.zeros(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_packed_rows_of_no_sequence_have_gradients(dtype):
+    q, k, v = (torch.full((3, 2, 8), torch.nan, dtype=dtype, requires_grad=True) for _ in range(3))
+    none = torch.zeros(1, dtype=torch.int32)
+    fa3.attention(q, k, v, cu_seqlens_q=none, cu_seqlens_k=none).sum().backward()
+    assert all(torch.equal(x.grad, torch.zeros_like(x)) for x in (q, k, v))
+
+
+@pytest.mark.parametrize("name, instead", [("scale", "multiply q"), ("softcap", "flex_attention")])
+def test_a_number_that_learns_is_refused_where_its_gradient_would_be_lost(name, instead):
+    q = torch.ones(1, 4, 2, 8)
+    learned = torch.tensor(0.5, requires_grad=True)
+    with pytest.raises(fa3.Unsupported, match=f"^{name}: expected a number.*{instead}"):
+        fa3.attention(q, q, q, **{name: learned})
+    expected = fa3.attention(q, q, q, **{name: 0.5})
+    with torch.no_grad():
+        assert torch.equal(fa3.attention(q, q, q, **{name: learned}), expected)
+    assert torch.equal(fa3.attention(q, q, q, **{name: learned.detach()}), expected)
+
+
+def test_a_float8_that_is_not_taken_is_named():
+    q = torch.ones(1, 4, 2, 8).to(torch.float8_e4m3fnuz)
+    with pytest.raises(fa3.InvalidArgument, match="^q: expected .*, got float8_e4m3fnuz; convert"):
+        fa3.attention(q, q, q)

@@ -95,12 +95,63 @@ def test_importing_fa3_torch_makes_the_name_known_and_activates_nothing():
     assert registry.current_flash_attention_impl() is None
 
 
+def handle():
+    """What the registry holds of the active implementation."""
+    own = registry._registry
+    active = own._FLASH_ATTENTION_ACTIVE
+    return active[1] if isinstance(active, tuple) else own._FLASH_ATTENTION_HANDLES[active]
+
+
+class RegistryOfTorch210:
+    """Its functions and its state: nothing is taken back, not even before another is activated."""
+
+    def __init__(self):
+        self._registry = self
+        self._FLASH_ATTENTION_IMPLS, self._FLASH_ATTENTION_HANDLES = {}, {}
+        self._FLASH_ATTENTION_ACTIVE = None
+
+    def register_flash_attention_impl(self, name, *, register_fn):
+        self._FLASH_ATTENTION_IMPLS[name] = register_fn
+
+    def activate_flash_attention_impl(self, name):
+        if name != self._FLASH_ATTENTION_ACTIVE:
+            self._FLASH_ATTENTION_HANDLES[name] = self._FLASH_ATTENTION_IMPLS[name]()
+            self._FLASH_ATTENTION_ACTIVE = name
+
+    def list_flash_attention_impls(self):
+        return sorted(self._FLASH_ATTENTION_IMPLS)
+
+    def current_flash_attention_impl(self):
+        return self._FLASH_ATTENTION_ACTIVE
+
+
+def test_the_switch_goes_back_where_torchs_registry_cannot(monkeypatch):
+    class Overrides(switch.Overrides):
+        def __init__(self):
+            super().__init__()
+            alive.add(self)
+
+        def remove(self):
+            super().remove()
+            alive.remove(self)
+
+    alive = set()
+    monkeypatch.setattr(switch, "Overrides", Overrides)
+    monkeypatch.setattr(switch, "registry", RegistryOfTorch210())
+    front.enable_sdpa()
+    with front.sdpa("FA3"):
+        assert switch.active() == "FA3" and len(alive) == 1
+    assert switch.active() == "fa3" and len(alive) == 1
+    front.disable_sdpa()
+    assert switch.active() is None and not alive
+
+
 def test_a_program_that_activates_FA3_finds_fa3_under_that_name():
     of_torch = registry._registry._FLASH_ATTENTION_IMPLS.get("FA3")
     front.enable_sdpa("FA3")
     if registry.current_flash_attention_impl() != "FA3":  # torchtitan's lines
         registry.activate_flash_attention_impl("FA3")
-    assert type(registry._registry._FLASH_ATTENTION_ACTIVE[1]) is switch.Overrides
+    assert type(handle()) is switch.Overrides
     with front.sdpa():
         assert registry.current_flash_attention_impl() == "fa3"
     assert registry.current_flash_attention_impl() == "FA3"
@@ -116,7 +167,11 @@ def test_varlen_attn_and_its_gradients(varlen_on, window):
         pytest.skip("torch does not give cuDNN windows")
     tensors, cu = packed([7, 13], wants_gradient=True)
     expected = fa3.attention(*tensors, cu_seqlens_q=cu, cu_seqlens_k=cu, window=window)
-    actual = varlen.varlen_attn(*tensors, cu, cu, 13, 13, window_size=window)
+    given = {"window_size": window}
+    if "is_causal" in inspect.signature(varlen.varlen_attn).parameters and window != (3, 0):
+        given = {"is_causal": window == (-1, 0)}  # torch 2.10
+    need(*given)
+    actual = varlen.varlen_attn(*tensors, cu, cu, 13, 13, **given)
     gradients = torch.autograd.grad(actual.square().sum(), tensors)
     assert ran == [f"{prefix}_forward", f"{prefix}_backward"]
     torch.testing.assert_close(actual, expected)

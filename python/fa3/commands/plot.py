@@ -68,7 +68,7 @@ def run(arguments):
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        return refused("expected matplotlib; pip install fa3[plot]")
+        return refused("expected matplotlib; run: pip install 'matplotlib>=3.7'")
     try:
         records = newest(read(arguments.results))
         arguments.out.mkdir(parents=True, exist_ok=True)

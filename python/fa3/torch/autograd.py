@@ -35,8 +35,10 @@ from fa3.torch.library import (
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
-# Places among the options: tensors stand together, sink first.
+# Places among the options: numbers that could learn, softcap and scale, before the tensors, which
+# stand together, sink first.
 SINK = len(SCORES)
+SOFTCAP = SINK - 2
 TENSORS_END = SINK + len(TENSORS)
 NUMBERS = {type(None), bool, int, float}
 
@@ -119,6 +121,8 @@ def attend(q, k, v, out, return_lse, options, generator=None):
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         return in_float64(q, k, v, out, return_lse, options)
     if plain:
+        if len(options) > SOFTCAP and not NUMBERS.issuperset(map(type, options[SOFTCAP:SINK])):
+            refuse_numbers_that_learn(options[SOFTCAP:SINK])
         others = [] if out is None else [out]
         if len(options) > SINK:
             others += [x for x in options[SINK:] if type(x) not in NUMBERS]
@@ -187,6 +191,17 @@ def refuse_without_gradient(k, options):
             raise Unsupported(
                 f"{', '.join(given)}: no gradient goes through a cache or quantized tensors; "
                 "use torch.no_grad()"
+            )
+
+
+def refuse_numbers_that_learn(numbers):
+    """A number that is a tensor is read, and its gradient would be lost without a word."""
+    for name, value in zip([*DEFAULTS][SOFTCAP:], numbers, strict=False):
+        if torch.is_grad_enabled() and getattr(value, "requires_grad", False):
+            instead = "multiply q by it" if name == "scale" else "use fa3.flex_attention"
+            raise Unsupported(
+                f"{name}: expected a number, got a tensor that needs a gradient, which does not "
+                f"flow into it; {instead}, or detach() it"
             )
 
 

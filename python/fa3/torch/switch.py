@@ -48,7 +48,7 @@ def enable_sdpa(name=NAME):
     if name != NAME and name not in shadowed:
         shadowed[name] = registry._registry._FLASH_ATTENTION_IMPLS.get(name)
         registry.register_flash_attention_impl(name, register_fn=Overrides)
-    registry.activate_flash_attention_impl(name)
+    activate(name)
 
 
 def disable_sdpa():
@@ -57,7 +57,7 @@ def disable_sdpa():
     Without effect where fa3 is not active.
     """
     if active() in (NAME, *shadowed):
-        registry.restore_flash_attention_impl()
+        restore()
     release(*shadowed)
 
 
@@ -79,7 +79,28 @@ def sdpa(name=NAME):
             disable_sdpa()
         else:
             release(*shadowed.keys() - taken)
-            registry.activate_flash_attention_impl(before)
+            activate(before)
+
+
+def activate(name):
+    if not can_restore() and active() not in (None, name):
+        restore()
+    registry.activate_flash_attention_impl(name)
+
+
+def restore():
+    """Gives torch its own kernels back. The registry of torch 2.10 has no function for that."""
+    if can_restore():
+        return registry.restore_flash_attention_impl()
+    own = registry._registry
+    handle = own._FLASH_ATTENTION_HANDLES.pop(own._FLASH_ATTENTION_ACTIVE, None)
+    if handle is not None:
+        handle.remove()
+    own._FLASH_ATTENTION_ACTIVE = None
+
+
+def can_restore():
+    return hasattr(registry, "restore_flash_attention_impl")
 
 
 def active():

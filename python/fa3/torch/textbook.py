@@ -28,8 +28,10 @@ def attention(q, k, v, options):
     flat = [x.flatten(0, 1) if x.ndim == 4 else x for x in (q, k, v)]
     rows_q = rows_of_sequences(q, options.cu_seqlens_q, options.seqused_q)
     rows_k = rows_of_sequences(k, options.cu_seqlens_k, options.seqused_k)
-    out = q.new_zeros((*flat[0].shape[:-1], v.shape[-1]))
-    lse = q.new_full(flat[0].shape[:-1], -torch.inf)
+    given = flat if options.sink is None else [*flat, options.sink]
+    of_no_rows = sum(x[:0].sum() for x in given)  # 0: without sequences there are gradients, too
+    out = q.new_zeros((*flat[0].shape[:-1], v.shape[-1])) + of_no_rows
+    lse = q.new_full(flat[0].shape[:-1], -torch.inf) + of_no_rows
     for number, (at_q, at_k) in enumerate(zip(rows_q, rows_k, strict=True)):
         rows = torch.arange(at_q.start, at_q.stop)
         found = one_sequence(flat[0][at_q], flat[1][at_k], flat[2][at_k], options, number)
@@ -79,10 +81,10 @@ def scores_of(q, k, options):
 
 
 def kept(options, number, shape):
-    """Dropout's factors of the weights (heads, rows, keys) of one sequence."""
+    """Dropout's factors of the weights (heads, rows, keys) of one sequence, in float64."""
     units = min(max(round(options.dropout_p * 2**16), 1), 2**16 - 1)
     mask = dropout_mask(options.dropout_p, options.dropout_seed, (number + 1, *shape))[number]
-    return mask * (2**16 / (2**16 - units))
+    return mask.to(torch.float64) * (2**16 / (2**16 - units))
 
 
 def visible(num_rows, num_keys, options, device):
@@ -152,5 +154,8 @@ def refuse_others(options):
     given = [name for name in names if getattr(options, name) is not DEFAULTS[name]]
     if given:
         raise Unsupported(f"{', '.join(given)}: not with float64, whose attention is a textbook's")
+    o = options
+    if o.dropout_sequence or o.dropout_head or o.dropout_query or o.dropout_key:
+        raise Unsupported("dropout_origin: not with float64, whose masks begin at the first weight")
     if options.engine not in (ENGINES["auto"], ENGINES["reference"]):
         raise Unsupported("engine: expected auto or reference for float64, which no other has")

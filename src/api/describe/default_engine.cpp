@@ -13,17 +13,21 @@ namespace fa3::api {
 namespace {
 
 struct Named {
-  const char* name = nullptr;  // null: the environment names none
-  const Engine* engine = nullptr;
+  const char* name = nullptr;              // null: the environment names none
+  fa3_engine_id engine = FA3_ENGINE_AUTO;  // AUTO: nobody's name
+  int32_t memory = 0;
 };
 
 Named engine_of_environment() {
   const char* name = std::getenv("FA3_ENGINE");
   if (name == nullptr || *name == '\0' || std::string_view(name) == "auto") return {};
   for (const Engine* engine : engines()) {
-    if (std::string_view(engine->name) == name) return {name, engine};
+    if (std::string_view(engine->name) == name) return {name, engine->id, engine->memory};
   }
-  return {name, nullptr};
+  for (const AbsentEngine& absent : absent_engines()) {
+    if (std::string_view(absent.name) == name) return {name, absent.id, FA3_CUDA};
+  }
+  return {.name = name};
 }
 
 }  // namespace
@@ -33,12 +37,13 @@ Status default_engine(int32_t memory, fa3_engine_id* engine) {
   const Named named = first_use.get(engine_of_environment);
   *engine = FA3_ENGINE_AUTO;
   if (named.name == nullptr) return {};
-  if (named.engine == nullptr) {
+  if (named.engine == FA3_ENGINE_AUTO) {
     std::string names = "auto";
     for (const Engine* known : engines()) names += std::string(", ") + known->name;
+    for (const AbsentEngine& absent : absent_engines()) names += std::string(", ") + absent.name;
     return invalid("the environment's FA3_ENGINE: expected one of ", names, ", got ", named.name);
   }
-  if (named.engine->memory == memory) *engine = named.engine->id;
+  if (named.memory == memory) *engine = named.engine;
   return {};
 }
 

@@ -122,6 +122,7 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   const bool packed_q = present(options.cu_seqlens_q);
   const bool packed_k = present(options.cu_seqlens_k);
 
+  if (packed_k) FA3_TRY(check_cache_is_not_packed(cache));  // before k's rank, which it decides
   FA3_TRY(check_operand(q, packed_q, purpose));
   for (const Named& keyed : {k, v}) FA3_TRY(check_operand(keyed, packed_k, purpose));
   if (params.q.dtype == FA3_FLOAT8_E5M2) {
@@ -151,7 +152,6 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   problem->dtype = static_cast<DType>(qt.dtype);
   problem->kv_dtype = static_cast<DType>(kt.dtype);
 
-  if (packed_k) FA3_TRY(check_cache_is_not_packed(cache));
   if (batch_of_k) FA3_TRY(check_extent(k, 0, problem->batch, "batch"));
   FA3_TRY(check_like(v, kt, problem->head_dim_v, packed_k, purpose));
   FA3_TRY(check_extent(k, kt.rank - 1, problem->head_dim, "the head dim of q"));

@@ -70,9 +70,12 @@ Status check_entries(const BlockMask& mask) {
         const int32_t* row = mask.row_of(b, head, query);
         for (int64_t key = 0; key < mask.key_blocks; ++key) {
           if (row[key] >= kFullBlock && row[key] <= mask.num_bits) continue;
-          return invalid("block_mask: expected 0 (hidden), -1 (full) or a number of bits in [1, ",
-                         mask.num_bits, "], the blocks of block_mask_bits, got ", row[key], " at (",
-                         b, ", ", head, ", ", query, ", ", key, ")");
+          const std::string bits = mask.num_bits == 0
+                                       ? " or -1 (full), since there are no block_mask_bits"
+                                       : concat(", -1 (full) or a number of bits in [1, ",
+                                                mask.num_bits, "], the blocks of block_mask_bits");
+          return invalid("block_mask: expected 0 (hidden)", bits, ", got ", row[key], " at (", b,
+                         ", ", head, ", ", query, ", ", key, ")");
         }
       }
     }

@@ -41,7 +41,7 @@ Status check_seqused(Named named, const Lengths& lengths, int64_t batch) {
 
 // A length array. It lives where the tensors do; in host memory its values are validated.
 Status check_length_array(Named named, int64_t count, const fa3_tensor& q, Purpose purpose) {
-  FA3_TRY(check_form(named, 1, "(batch) or (batch + 1)"));
+  FA3_TRY(check_form(named, 1, "(batch), or (batch + 1) for cu_seqlens"));
   FA3_TRY(check_dtype(named, {DType::int32}));
   FA3_TRY(check_last_stride(named));
   FA3_TRY(check_extent(named, 0, count, "entries"));

@@ -18,20 +18,10 @@ constexpr std::array kEngineIds = {
     std::pair{"hopper", FA3_ENGINE_HOPPER},       std::pair{"ampere", FA3_ENGINE_AMPERE},
 };
 
-fa3_status ask_plan(const ForwardArgs& args, char* text, size_t capacity, size_t* needed) {
-  return fa3_forward_plan_text(&args, text, capacity, needed);
-}
-fa3_status ask_plan(const BackwardArgs& args, char* text, size_t capacity, size_t* needed) {
-  return fa3_backward_plan_text(&args, text, capacity, needed);
-}
-
 template <class Args>
 std::string text_of_plan(const Args& args) {
-  size_t needed = 0;
-  require(detail::status_of(ask_plan(args, nullptr, 0, &needed)));
-  std::string text(needed, '\0');
-  require(detail::status_of(ask_plan(args, text.data(), needed, nullptr)));
-  text.pop_back();  // the NUL
+  std::string text;
+  require(fa3::plan_text(args, &text));
   return text;
 }
 

@@ -33,16 +33,16 @@ Args question(Args args) {
   return args;
 }
 
-// A host tensor and its memory on the device.
-struct Copy {
-  HostTensor* host;
-  gpu::Buffer memory;
-  bool is_output;
-};
-
 }  // namespace
 
 struct Execution::OnDevice {
+  // A host tensor and its memory on the device.
+  struct Copy {
+    HostTensor* host;
+    gpu::Buffer memory;
+    bool is_output;
+  };
+
   Device device;
   std::vector<Copy> copies;
   gpu::Buffer workspace;
@@ -94,8 +94,8 @@ Execution::Execution(Operands* operands, const fa3_options& options)
   on_device_->device = device;
   const auto copy = [&](HostTensor* host, bool is_output) {
     if (!host->present()) return;
-    Copy& made = on_device_->copies.emplace_back(Copy{host, gpu::Buffer(host->bytes()), is_output});
-    made.memory.read_from(host->data());  // outputs too: they are poisoned
+    on_device_->copies.push_back({host, gpu::Buffer(host->bytes()), is_output});
+    on_device_->copies.back().memory.read_from(host->data());  // outputs too: they are poisoned
   };
   for (HostTensor* input :
        {&operands->q, &operands->k, &operands->v, &operands->sink, &operands->d_o}) {
@@ -127,7 +127,7 @@ double Execution::backward() {
 
 void Execution::fetch() {
   if (!on_device_) return;
-  for (const Copy& copy : on_device_->copies) {
+  for (const auto& copy : on_device_->copies) {
     if (copy.is_output) copy.memory.write_to(copy.host->data());
   }
 }

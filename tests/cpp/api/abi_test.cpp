@@ -274,6 +274,38 @@ TEST(CppFace, reports_errors_and_reuses_its_workspace) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their allocators abort
+TEST(CppFace, appends_to_a_cache) {
+  std::vector<float> k(2 * 4 * 3), v(2 * 4 * 3), k_new(2 * 3, 1.0f), v_new(2 * 3, 2.0f);
+  std::vector<int32_t> used = {3, 0};
+  AppendArgs args;
+  args.k_cache = bshd(k.data(), FA3_FLOAT32, 2, 4, 1, 3);
+  args.v_cache = bshd(v.data(), FA3_FLOAT32, 2, 4, 1, 3);
+  args.k = bshd(k_new.data(), FA3_FLOAT32, 2, 1, 1, 3);
+  args.v = bshd(v_new.data(), FA3_FLOAT32, 2, 1, 1, 3);
+  args.seqused = contiguous(used.data(), FA3_INT32, {2});
+  const Status status = append(args);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(k, (std::vector<float>{0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1,  //
+                                   1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(v[9], 2.0f);
+  used[0] = 4;
+  EXPECT_EQ(append(args).message().rfind("seqused: expected a length in [0, 3]", 0), 0u);
+}
+
+TEST(CppFace, says_its_plan) {
+  const ForwardCall call;
+  ForwardArgs args;
+  static_cast<fa3_forward_params&>(args) = call.params;
+  std::string text = "before";
+  ASSERT_TRUE(plan_text(args, &text).ok());
+  EXPECT_EQ(text.rfind("engine cpu\n", 0), 0u) << text;
+  EXPECT_NE(text.back(), '\0');
+  EXPECT_EQ(text, std::string(text.c_str()));
+  args.options.scale = 0;
+  EXPECT_FALSE(plan_text(args, &text).ok());
+  EXPECT_EQ(text.rfind("engine cpu\n", 0), 0u) << "written although the call failed";
+}
+
 TEST(CppFace, reports_that_memory_is_out) {
   Workspace workspace;
   const Status out_of_memory = workspace.reserve(size_t{1} << 62);

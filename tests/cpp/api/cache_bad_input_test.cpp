@@ -149,6 +149,12 @@ TEST(BadCaches, and_packed_keys_exclude_each_other) {
     EXPECT_EQ(packed.run(), FA3_INVALID_ARGUMENT);
     EXPECT_NE(std::string(fa3_last_error()).find("cu_seqlens_k"), std::string::npos);
     EXPECT_TRUE(packed.outputs_untouched());
+
+    cache.params.options.cu_seqlens_k = packed.params.options.cu_seqlens_k;  // over k in its pages
+    EXPECT_EQ(cache.run(), FA3_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(fa3_last_error()).find("expected none, since cu_seqlens_k"),
+              std::string::npos)
+        << fa3_last_error();
   }
 }
 

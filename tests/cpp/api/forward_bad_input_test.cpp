@@ -27,7 +27,10 @@ const std::vector<Bad>& shapes() {
   static const std::vector<Bad> bad = {
       {"q_rank_3", [](P* p) { p->q.rank = 3; }, "q:", {"expected rank 4", "got rank 3"}},
       {"q_rank_5", [](P* p) { p->q.rank = 5; }, "q:", {"expected rank 4", "got rank 5"}},
-      {"q_missing", [](P* p) { p->q = {}; }, "q:", {"expected rank 4", "got rank 0"}},
+      {"q_missing",
+       [](P* p) { p->q = {}; },
+       "q:",
+       {"expected rank 4", "got rank 0, that is no tensor"}},
       {"q_rank_negative", [](P* p) { p->q.rank = -7; }, "q:", {"expected rank 4", "got rank -7"}},
       {"k_rank_huge", [](P* p) { p->k.rank = 1 << 30; }, "k:", {"expected rank 4"}},
       {"v_rank_huge", [](P* p) { p->v.rank = 1 << 30; }, "v:", {"expected rank 4"}},
@@ -200,7 +203,7 @@ const std::vector<Bad>& options() {
       {"mask_names_no_bits",
        [](P* p) { *static_cast<int32_t*>(set_mask(p)->data) = 1; },
        "block_mask:",
-       {"[1, 0]", "got 1 at (0, 0, 0, 0)"}},
+       {"0 (hidden) or -1 (full), since there are no block_mask_bits", "got 1 at (0, 0, 0, 0)"}},
       {"score_without_tensors",
        [](P* p) {
          static const fa3_score_function kScore = {.text = "return score;", .num_tensors = 1};
@@ -300,6 +303,13 @@ TEST(ForwardCallItself, takes_the_widest_windows) {
   ASSERT_EQ(wide.run(), FA3_OK) << fa3_last_error();
   ASSERT_EQ(none.run(), FA3_OK) << fa3_last_error();
   EXPECT_EQ(wide.o.element_bits(), none.o.element_bits());
+}
+
+TEST(BadForwardStrides, beyond_any_memory_are_not_taken_for_flipped_views) {
+  ForwardCall call(false);
+  call.params.q.stride[0] = kMax;
+  EXPECT_EQ(call.run(), FA3_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(fa3_last_error()).find("flipped"), std::string::npos) << fa3_last_error();
 }
 
 }  // namespace

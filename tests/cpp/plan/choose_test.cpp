@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
+#include <utility>
+
+#include "core/error.h"
 #include "plan/plan_text.h"
 
 namespace fa3::test {
@@ -21,6 +25,16 @@ TEST(Choose, takes_the_tiled_engine_for_host_memory) {
   ASSERT_TRUE(choose(small_problem(), &choice).ok());
   EXPECT_EQ(choice.engine->id, FA3_ENGINE_CPU);
   EXPECT_EQ(choice.plan.engine, "cpu");
+}
+
+TEST(Choose, gives_a_reason_that_ends_with_a_word) {
+  Problem problem = small_problem();
+  for (int64_t keys : {4, 100000}) {  // one task; keys that are split
+    problem.lengths_k = {.max = keys, .total = keys};
+    Choice choice{.plan = {.wants_words = true}};
+    ASSERT_TRUE(choose(problem, &choice).ok());
+    EXPECT_TRUE(std::isalnum(choice.plan.why.back())) << choice.plan.why << "|";
+  }
 }
 
 // Each engine that was considered gives its own reason; those that are chosen by name alone do not.
@@ -43,6 +57,29 @@ TEST(Choose, refuses_an_engine_of_another_build_by_its_number) {
   const Status status = choose(problem, &choice);
   EXPECT_EQ(status.code(), StatusCode::unsupported);
   EXPECT_NE(status.message().find("the id 7"), std::string::npos) << status.message();
+}
+
+// Who asks for a GPU's engine, or has a GPU's tensors, learns what to do.
+TEST(Choose, of_a_build_without_CUDA_names_the_engine_and_the_way_to_it) {
+  for (const Engine* engine : engines()) {
+    if (engine->memory == FA3_CUDA) GTEST_SKIP() << "this build has engines for GPUs";
+  }
+  for (const auto& [id, name] :
+       {std::pair{FA3_ENGINE_HOPPER, "hopper"}, std::pair{FA3_ENGINE_AMPERE, "ampere"}}) {
+    Problem problem = small_problem();
+    problem.engine = id;
+    Choice choice;
+    EXPECT_EQ(choose(problem, &choice).message(),
+              concat("no engine can run this call: ", name,
+                     ": not in this build; build fa3 with the CUDA toolkit (nvcc in PATH)"));
+  }
+  Problem problem = small_problem();
+  problem.device = FA3_CUDA;
+  Choice choice;
+  EXPECT_EQ(
+      choose(problem, &choice).message(),
+      "no engine can run this call: cpu: takes cpu tensors, got cuda; fa3 never moves data; no "
+      "engine of this build takes them: build fa3 with the CUDA toolkit (nvcc in PATH)");
 }
 
 TEST(Choose, obeys_a_named_engine) {

@@ -37,6 +37,9 @@ std::string shape_text(const fa3_tensor& tensor) {
 
 Status check_form(Named named, int rank, const char* dims) {
   const auto& [name, tensor] = named;
+  if (tensor.rank == 0 && rank != 0) {
+    return invalid(name, ": expected rank ", rank, " ", dims, ", got rank 0, that is no tensor");
+  }
   if (tensor.rank != rank) {
     return invalid(name, ": expected rank ", rank, " ", dims, ", got rank ", tensor.rank, " ",
                    shape_text(tensor));
@@ -60,7 +63,7 @@ Status check_form(Named named, int rank, const char* dims) {
     if (extent <= 1) continue;  // its stride leads nowhere
     if (stride < 0 || stride > kMaxStride) {
       return invalid(name, ": expected strides in [0, 2^60] elements, got ", stride,
-                     " in dimension ", dim, "; copy a flipped view first");
+                     " in dimension ", dim, stride < 0 ? "; copy a flipped view first" : "");
     }
     int64_t reach = 0;  // extents of 0 do not hide the others: engines multiply any of them
     if (__builtin_mul_overflow(elements, extent, &elements) || elements > kMaxElements ||

@@ -163,11 +163,6 @@ using std::signbit;
 inline int atomicAdd(int* counter, int count) {
   return fa3::machine::draw(counter, count);
 }
-inline unsigned atomicOr(unsigned* word, unsigned bits) {
-  const unsigned before = *word;
-  *word |= bits;
-  return before;
-}
 template <class T>
 T __ldcg(const T* at) {
   return *at;
