@@ -111,7 +111,9 @@ def flex_attention(
             "k_descale": k_descale,
             "v_descale": v_descale,
         }
-        lengths |= {name: value for name, value in of_cache.items() if value is not None}
+        for name, value in of_cache.items():
+            if value is not None:
+                lengths[name] = value
     masks = mask_mod, block_mask, causal, window
     out, lse = _backends.flex.attend(q, k, v, score_mod, masks, scale, lengths, return_lse)
     return (out, lse) if return_lse else out

@@ -10,6 +10,7 @@
 #include "passes.h"
 #include "reader.h"
 #include "score.h"
+#include "signature.h"
 #include "tensor.h"
 
 #include "core/threads.h"
@@ -312,6 +313,7 @@ PyMethodDef g_methods[] = {
     {"merge", fast(merge), METH_FASTCALL, nullptr},
     {"append", fast(append), METH_FASTCALL, nullptr},
     {"backward_supported", fast(backward_supported), METH_FASTCALL, nullptr},
+    {"signature", fast(signature), METH_FASTCALL, nullptr},
     {"dropout_mask", fast(dropout_mask), METH_FASTCALL, nullptr},
     {"available_threads", available_threads, METH_NOARGS, nullptr},
     {"ffi_handlers", ffi_handlers, METH_NOARGS, nullptr},
@@ -336,6 +338,8 @@ PyModuleDef g_module = {
 }  // namespace fa3::python
 
 PyMODINIT_FUNC PyInit__native() {
-  if (!fa3::python::init_errors() || !fa3::python::init_tensor_views()) return nullptr;
+  const bool ok = fa3::python::init_errors() && fa3::python::init_tensor_views() &&
+                  fa3::python::init_signatures();
+  if (!ok) return nullptr;
   return PyModule_Create(&fa3::python::g_module);
 }

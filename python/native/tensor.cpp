@@ -333,6 +333,14 @@ bool Borrowed::take(const dlpack::Tensor& found, Access access, dlpack::Tensor* 
   return true;
 }
 
+Shown shown(PyObject* tensor, dlpack::Tensor* view) {
+  const dlpack::ExchangeApi* api = exchange_api_of(tensor);
+  if (api == nullptr) return Shown::otherwise;
+  if (api->view(tensor, view) == 0) return Shown::yes;
+  PyErr_Clear();
+  return Shown::no;
+}
+
 bool init_tensor_views() {
   s_exchange_api = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
   s_dlpack = PyUnicode_InternFromString("__dlpack__");

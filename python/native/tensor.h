@@ -61,6 +61,12 @@ class Borrowed {
   dlpack::VersionedTensor* lent_ = nullptr;
 };
 
+enum class Shown { yes, no, otherwise };  // otherwise: a type that has to be asked in Python
+
+// Where a tensor's elements are, by the table of its type (dlpack::ExchangeApi). Leaves no
+// exception.
+Shown shown(PyObject* tensor, dlpack::Tensor* view);
+
 // Interns the attribute names; false with a Python exception set.
 bool init_tensor_views();
 

@@ -227,7 +227,7 @@ def test_a_kernel_stores_gradients_where_each_score_has_an_element():
     def stored(*shape, batch=2, dtype=torch.bfloat16):
         q, k = (torch.zeros(batch, s, 4, 64, dtype=dtype) for s in (200, 264))
         function, tensors = forms.function_with(torch.zeros(shape, dtype=dtype), None, None)
-        call = Call(function, 1.0, (None, None), NO_LENGTHS, [])
+        call = Call(function, 1.0, (None, None), NO_LENGTHS, [], 0, False)
         return stored_of(call, (0,), q, k, tensors)
 
     assert stored(2, 4, 200, 264) == 0
@@ -313,7 +313,7 @@ def test_expanded_biases_are_read_as_what_they_repeat():
     q, k, v = operands()
     small = randn(1, 1, QUERIES, KEYS, seed=4).requires_grad_()
     wide = small.expand(BATCH, HEADS, QUERIES, KEYS)
-    view = forms.with_four_dimensions(wide, q, k, forms.OPTIONS)
+    view = forms.viewed(wide, *forms.view_of(wide, q, (BATCH, HEADS, QUERIES, KEYS)))
     assert view.shape == small.shape
     mine = fa3.attention(q, k, v, bias=wide)
     same_with_gradients(mine, by_softmax(q, k, v, wide), (q, k, v, small), rtol=1e-9, atol=1e-9)

@@ -420,7 +420,7 @@ def test_what_a_function_captures_is_looked_at_in_each_call(name):
 
 
 def test_what_tells_functions_apart_tells_no_two_of_these_alike():
-    from fa3.flex.functions import identity_of
+    from fa3.flex.functions import signature
 
     def of_cells(*values):
         first, second = values
@@ -441,12 +441,12 @@ def test_what_tells_functions_apart_tells_no_two_of_these_alike():
     given = ((1, 2),), ((1,),), ((),), (((1, 2),),)
     named = of_defaults((), a=1), of_defaults((), b=1), of_defaults((1,), a=2)
     functions = [*(of_cells(*x) for x in values), *(of_defaults(*x) for x in given), *named]
-    identities = [identity_of(f) for f in functions]
+    identities = [signature(f) for f in functions]
     assert None not in identities and len({*identities}) == len(functions)
-    assert identity_of(of_cells(zeros, 1)) is identity_of(of_cells(zeros, 1))
-    known = identity_of(of_cells(zeros, 1))
+    assert signature(of_cells(zeros, 1)) == signature(of_cells(zeros, 1))
+    known = signature(of_cells(zeros, 1))
     zeros.requires_grad_()
-    assert identity_of(of_cells(zeros, 1)) is not known
+    assert signature(of_cells(zeros, 1)) != known
 
 
 def test_a_call_is_remembered_with_its_window_and_scale():
@@ -499,14 +499,14 @@ def of_attribute(s, b, h, q, k):
 
 
 def test_names_of_attributes_are_no_globals(monkeypatch):
-    from fa3.flex.functions import identity_of
+    from fa3.flex.functions import signature
 
-    known = identity_of(of_attribute)
+    known = signature(of_attribute)
     assert known is not None
     monkeypatch.setitem(globals(), "shape", 2.0)
-    assert identity_of(of_attribute) is known
+    assert signature(of_attribute) == known
     monkeypatch.setitem(globals(), "SLOPES", torch.ones(HEADS + 1))
-    assert identity_of(of_attribute) is not known
+    assert signature(of_attribute) != known
 
 
 def test_options_are_in_the_order_of_the_table():

@@ -51,7 +51,6 @@ def walked(monkeypatch):
         return by_lists(q, k, v, blocks, *others, **options)
 
     monkeypatch.setattr(attention, "by_lists", recorded)
-    monkeypatch.setattr("fa3.flex.bias.by_lists", recorded)
     lists._known.clear()
     return seen
 
@@ -242,7 +241,7 @@ def test_keys_that_are_hidden_from_all_queries_take_bits_of_one_row(walked):
 
 
 def call_with(**fields):
-    plain = Call("masked", 1.0, EVERY_KEY, NO_LENGTHS, {"way": "plain"})
+    plain = Call("masked", 1.0, EVERY_KEY, NO_LENGTHS, {"way": "plain"}, 0, False)
     return plain._replace(**fields)
 
 
@@ -278,7 +277,7 @@ def test_what_is_captured_beside_a_mask_comes_first():
     def documents(b, h, q, k):
         return owner[q] == owner[k]
 
-    function, tensors = attention.function_of(attention.with_mask(alibi, documents))
+    function, tensors = attention.function_of(alibi, documents)
     alone, first = attention.function_of(alibi)
     assert attention.captures_first((alone, first), (function, tensors))
     assert [t is s for t, s in zip(tensors, (slopes, owner), strict=True)] == [True] * 2

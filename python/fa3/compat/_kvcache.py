@@ -12,7 +12,7 @@ import torch
 import fa3
 from fa3.compat._arguments import length, unsupported
 from fa3.errors import InvalidArgument
-from fa3.flex.bias import with_two_dimensions
+from fa3.flex.bias import check_slopes
 
 OUR_NAMES = {
     "seqused_k": "cache_seqlens, with the new rows",
@@ -108,7 +108,7 @@ def refuse_before_writing(q, k_cache, v_cache, call):
     """Raises what the attention would."""
     slopes = call.get("alibi_slopes")
     if slopes is not None:
-        with_two_dimensions(slopes, q, call)
+        check_slopes(slopes, q, call)
     fa3.plan(q, k_cache, v_cache, **{x: y for x, y in call.items() if x != "alibi_slopes"})
 
 

@@ -5,18 +5,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex import caches, device, lists, tiles
-from fa3.flex.block_mask import mask_of, with_mask
-from fa3.flex.call import (
-    EVERY_KEY,
-    NO_LATER_KEY,
-    NO_LENGTHS,
-    Listed,
-    Window,
-    call_of,
-    in_order,
-)
-from fa3.flex.functions import both, function_of, identity_of
+from fa3.flex import caches, device, lists, prepared, tiles
+from fa3.flex.block_mask import block_rule, mask_of
+from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, NO_LENGTHS, Window, in_order
+from fa3.flex.functions import function_of
+from fa3.flex.prepared import Prepared, call_of, of_function
 from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
 from fa3.torch import autograd
@@ -26,73 +19,98 @@ from fa3.torch.checks import (
     refuse_without_strides,
     refuse_wrong_numbers,
 )
-from fa3.torch.library import needs_gradient
-from fa3.torch.operators import have_memory
 
-STRIDED = torch.strided
-EVERY_SCORE = object()  # the identity of functions that change none
+OPEN = None, None
 
 
-def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
+def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True, walks=True):
     """fa3.flex_attention: (out, lse); lse may be None where it is not asked for.
 
     masks: mask_mod, block_mask, causal, window. lengths: by name, also where keys are in a cache;
-    call.NO_LENGTHS of none.
+    call.NO_LENGTHS of none. walks: whether masks alone may be lists.
     """
-    if not (type(q) is type(k) is type(v) is torch.Tensor):
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            refuse_other_than_tensor(name, x)
-    for x in (q, k, v):
-        if x.is_nested or x.layout is not STRIDED:
-            refuse_without_strides(q=q, k=k, v=v)
-    mask_mod, block_mask, causal, window = masks
-    if scale is not None or type(causal) is not bool:
-        refuse_wrong_numbers(scale, causal=causal)
-    window = window_of(causal, window)
-    if mask_mod is None and block_mask is None:
-        return apply(function_of(score_mod), q, k, v, window, scale, lengths, return_lse)
+    mask, block_mask, causal, window = masks
+    blocks = None
+    if block_mask is not None:
+        if (
+            mask is None
+            and isinstance(block_mask, BlockMask)
+            and ((window == OPEN and not causal) or not lists.of_one_length(lengths))
+        ):
+            blocks = block_mask
+        if blocks is None or score_mod is not None or not walks:
+            mask = mask_of(mask, block_mask)
+    of_blocks = None if blocks is None else (*blocks,)
+    options = None if lengths is NO_LENGTHS else lengths
+    given = q, k, v, score_mod, mask, of_blocks, scale, causal, window, options, walks
+    found = prepared.find(prepared.key_of(None, *given))
+    if found is None:
+        refuse(q, k, v, scale, causal)
+        seen = []
+        key = prepared.key_of(seen, *given)
+        sides = window_of(causal, window)
+        found = prepare(q, k, v, score_mod, mask, blocks, scale, sides, lengths, walks)
+        prepared.keep(key, found, seen, (scale, causal, *window), lengths)
+    way, tensors, maps = found
+    try:
+        return run(way, q, k, v, tensors, maps or blocks, lengths, return_lse)
+    except Unsupported:
+        if way.function is not None:
+            raise
+    # The reason is the engine's; the mask as a function needs none.
+    return attend(q, k, v, score_mod, masks, scale, lengths, return_lse, walks=False)
+
+
+def refuse(q, k, v, scale, causal):
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        refuse_other_than_tensor(name, x)
+    refuse_without_strides(q=q, k=k, v=v)
+    refuse_wrong_numbers(scale, causal=causal)
+
+
+def prepare(q, k, v, score_mod, mask, blocks, scale, window, lengths, walks):
+    """(Prepared, captured tensors, the BlockMask of its lists, None if the call brings it).
+
+    mask: a mask_mod. blocks: the mask as a BlockMask.
+    """
+    if mask is None and blocks is None:
+        function, tensors = function_of(score_mod)
+        return of_function(function, tensors, q, k, v, window, scale, lengths), tensors, None
     alike = lists.of_one_length(lengths)
     # Where sequences have lengths of their own the window is not in the lists.
-    in_lists = window if alike else EVERY_KEY
-    mask = blocks = None
-    if mask_mod is None and in_lists.is_open() and isinstance(block_mask, BlockMask):
-        blocks = None if lists.extents_to_walk(q, k, v, lengths) is None else block_mask
-    if blocks is None or score_mod is not None:
-        mask = mask_of(mask_mod, block_mask)
-        of_mask = identity_of(mask)
-    if blocks is None:
-        blocks = lists_of(mask, of_mask, in_lists, q, k, v, lengths)
-    if blocks is not None and score_mod is None:
-        try:
-            beside = EVERY_KEY if alike else window
-            return by_lists(q, k, v, blocks, scale, beside, lengths, return_lse)
-        except Unsupported:  # its reason is the engine's; the mask as a function needs none
-            pass
-    if mask is None:
-        mask = mask_of(mask_mod, block_mask)
-        of_mask = identity_of(mask)
-    own = EVERY_SCORE if score_mod is None else identity_of(score_mod)
-    traced = function_of(with_mask(score_mod, mask), both(own, of_mask))
-    listed = None
-    if blocks is not None and score_mod is not None:
-        alone = function_of(score_mod, own)
-        if captures_first(alone, traced):
-            listed = alone[0], blocks
-    return apply(traced, q, k, v, window, scale, lengths, return_lse, listed=listed)
+    in_lists, beside = (window, EVERY_KEY) if alike else (EVERY_KEY, window)
+    extents = lists.extents_to_walk(q, k, v, lengths) if walks else None
+    maps = None
+    if extents is not None and blocks is None:
+        hides = function_of(None, mask)
+        maps = lists.of_function(*hides, in_lists, extents, q.shape[-2], q.device)
+    has_lists = extents is not None and not (blocks is maps is None)
+    of_lists = {"beside": beside, "place": lists.place_of(maps)}
+    if has_lists and score_mod is None:
+        return Prepared(None, scale, window, **of_lists), [], maps
+    mask = block_rule(blocks) if mask is None else mask
+    function, tensors = function_of(score_mod, mask)
+    if has_lists:
+        first = function_of(score_mod)
+        if captures_first(first, (function, tensors)):
+            of_lists["alone"] = first[0]
+            way = of_function(function, tensors, q, k, v, window, scale, lengths, **of_lists)
+            return way, tensors, maps
+    return of_function(function, tensors, q, k, v, window, scale, lengths), tensors, None
 
 
-def lists_of(mask, identity, window, q, k, v, lengths):
-    """The mask and the window as a BlockMask, or None."""
-    place = None
-    if lengths is NO_LENGTHS and identity is not None:
-        place = identity, window, q.shape, k.shape, v.shape, q.dtype, q.device
-        if (blocks := lists.known_at(place, q.is_cuda)) is not None:
-            return blocks
-    extents = lists.extents_to_walk(q, k, v, lengths)
-    if extents is None:
-        return None
-    hides = function_of(with_mask(None, mask), both(EVERY_SCORE, identity))
-    return lists.of_function(*hides, window, extents, q.shape[-2], q.device, place)
+def run(way, q, k, v, tensors, blocks, lengths, return_lse, out=None):
+    """(out, lse). tensors: that the function captures. blocks: the lists, where there are any."""
+    if way.function is None:
+        return by_lists(q, k, v, blocks, way.scale, way.beside, lengths, return_lse)
+    call = way.call
+    if call is None:
+        call = call_of(way, q, blocks, lengths)
+    if not way.recorded:
+        return forward(call, q, k, v, tensors, return_lse, out)
+    if out is not None:
+        raise Unsupported("out: expected None where something needs a gradient, or has no memory")
+    return Flex.apply(call, q, k, v, *tensors)
 
 
 def by_lists(q, k, v, blocks, scale, window, lengths, return_lse):
@@ -100,32 +118,6 @@ def by_lists(q, k, v, blocks, scale, window, lengths, return_lse):
     options = in_order(scale, window, lengths, blocks)
     results = autograd.attend(q, k, v, None, return_lse, options)
     return results if return_lse else (results, None)
-
-
-def apply(
-    traced, q, k, v, window, scale, lengths, return_lse, listed=None, only_kernels=False, out=None
-):
-    """(out, lse) of a traced function and what it captures. lengths: also deterministic, and the
-    options of caches.
-
-    listed: the function without its masks, and these as lists. only_kernels, out: as of Call.
-    """
-    function, tensors = traced
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    if listed is not None:
-        alone, blocks = listed
-        alike = lists.of_one_length(lengths)
-        beside, engine = (EVERY_KEY, 0) if alike else (window, lists.engine_of(q))
-        listed = Listed(alone, in_order(scale, beside, lengths, blocks, engine))
-    call = call_of(function, scale, window, lengths, listed, only_kernels, out)
-    learns = needs_gradient(q, k, v, *tensors)
-    if not learns and have_memory(q, k, v):
-        return forward(call, q, k, v, [*tensors], return_lse)
-    if learns:
-        caches.refuse_gradients(k, lengths)
-    if call.out is not None:
-        raise Unsupported("out: expected None where something needs a gradient, or has no memory")
-    return Flex.apply(call, q, k, v, *tensors)
 
 
 def captures_first(alone, traced):
@@ -211,14 +203,15 @@ class Flex(torch.autograd.Function):
         return None, *gradients, *of_tensors
 
 
-def forward(call, q, k, v, tensors, return_lse):
-    """(out, lse). tensors: captured; those that are moved to q's device are replaced."""
-    results = device.forward(call, q, k, v, tensors, return_lse)
+def forward(call, q, k, v, tensors, return_lse, out=None):
+    """(out, lse). tensors: captured; those that are moved to q's device are replaced. out: written
+    instead of a new one."""
+    results = device.forward(call, q, k, v, tensors, return_lse, out)
     if results is not None:
         return results
     check_shapes(q, k, v, call.lengths)
     *before, heads, _ = q.shape
-    shape, out = (*before, heads, v.shape[-1]), call.out
+    shape = *before, heads, v.shape[-1]
     if out is None:
         out = q.new_empty(shape)
     elif tuple(out.shape) != shape or out.device != q.device:

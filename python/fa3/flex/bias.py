@@ -12,9 +12,10 @@ import torch
 
 from fa3._options import OF_FORWARD
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex import caches, lists
-from fa3.flex.attention import apply, by_lists, check_shapes, window_of
-from fa3.flex.call import EVERY_KEY, NO_LENGTHS
+from fa3.flex import caches, lists, prepared
+from fa3.flex.attention import check_shapes, run, window_of
+from fa3.flex.call import NO_LENGTHS
+from fa3.flex.prepared import Prepared, of_function
 from fa3.flex.stored import number_of
 from fa3.flex.trace import trace
 from fa3.torch.checks import refuse_wrong_numbers
@@ -38,7 +39,7 @@ class Form(NamedTuple):
     """What the text of a function depends on."""
 
     bias: tuple | None  # of each dimension whether it has more than one extent
-    slopes: tuple | None  # the same of ALiBi's, (batch, head)
+    slopes: tuple | None  # the same of ALiBi's, (batch, head) or (head,)
     shift: bool | None  # whether the diagonal's shift differs by sequence; None: it is 0
     shift_less: int  # what is to be taken from the shift that is captured
     one_sided: bool  # no key behind the diagonal is seen
@@ -46,48 +47,83 @@ class Form(NamedTuple):
     types: tuple  # of the tensors
 
 
-def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=False):
+class Captured(NamedTuple):
+    """What a function captures of a call like this one, and how."""
+
+    bias: tuple | None  # arguments of viewed()
+    shift: str | None  # the option that it is; "": shift_of() makes it; None: there is none
+    hides: bool  # the bias is of booleans, which are lists
+    lengths: tuple  # names of the options that say which rows there are, or how
+
+
+def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=False, walks=True):
     """fa3.attention of torch tensors with bias or alibi_slopes. options: by name.
 
-    only_kernels: raises fa3.Unsupported where the forward would take torch operations.
+    only_kernels: raises fa3.Unsupported where the forward would take torch operations. walks:
+    whether a boolean bias may be lists.
     """
-    if not TOGETHER.issuperset(options):
-        refuse_others(options)
+    is_listed = walks and out is None
+    given = q, k, v, bias, alibi_slopes, options, only_kernels, is_listed
+    key = prepared.key_of(None, *given, have_equal_rows(options), "bias")
+    found = prepared.find(key)
+    if found is None:
+        found = prepare(*given)
+        if not options.get("deterministic"):  # which a switch of torch's may refuse
+            prepared.keep(key, found, [], (), options)
+    way, _, _ = found
+    how = way.bias
+    lengths = lengths_named(how.lengths, options)
+    tensors = [] if bias is None else [viewed(bias, *how.bias)]
+    if alibi_slopes is not None:
+        tensors.append(alibi_slopes)
+    if how.shift is not None:
+        tensors.append(lengths[how.shift] if how.shift else shift_of(q, k, lengths)[0])
+    try:
+        blocks = lists.of_booleans(*tensors, way.window, q, k) if how.hides else None
+        results = run(way, q, k, v, tensors, blocks, lengths, return_lse, out)
+    except Unsupported:
+        if not how.hides:
+            raise
+        # The reason is the engine's; the mask as a function needs none.
+        rest = return_lse, options, only_kernels, False
+        return attend(q, k, v, bias, alibi_slopes, out, *rest)
+    return results if return_lse else results[0]
+
+
+def prepare(q, k, v, bias, alibi_slopes, options, only_kernels, is_listed):
+    """(Prepared, [], None)"""
+    refuse_others(options)
     scale, softcap, causal = options.get("scale"), options.get("softcap"), options.get("causal")
-    if not (scale is softcap is None and type(causal) is bool):
-        refuse_wrong_numbers(scale, softcap, causal)
+    refuse_wrong_numbers(scale, softcap, causal)
     if options.get("engine", "auto") not in ("auto", None):
         raise Unsupported("engine: expected none together with bias or alibi_slopes")
-    lengths = lengths_of(options)
+    named = names_of_lengths(options)
+    lengths = lengths_named(named, options)
     if (q.ndim, k.ndim) != dimensions(lengths):
         check_shapes(q, k, v, lengths)
     window = window_of(causal, options.get("window") or (None, None))
-    shift, less = (None, 0) if alibi_slopes is None else shift_of(q, k, lengths)
     softcap = float(softcap or 0.0)
-    bias = with_four_dimensions(bias, q, k, lengths)
-    if bias is not None and bias.requires_grad and q.is_cuda:
-        bias = for_each_sequence(bias, extents(q, k, lengths)[0])
+    full, view = extents(q, k, lengths), None
+    if bias is not None:
+        view = view_of(bias, q, full)
+        bias = viewed(bias, *view)
+    if alibi_slopes is not None:
+        check_slopes(alibi_slopes, q, lengths)
     only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
-    if only_hides and out is None and not softcap and can_be_listed(q, k, v, lengths):
-        try:
-            blocks = lists.of_booleans(bias, window, q, k)
-            out, lse = by_lists(q, k, v, blocks, scale, EVERY_KEY, lengths, return_lse)
-            return (out, lse) if return_lse else out
-        except Unsupported:  # its reason is the engine's; the mask as a function needs none
-            pass
-    function = function_with(
-        bias,
-        with_two_dimensions(alibi_slopes, q, lengths),
-        shift,
-        window.right is not None and window.right <= 0,
-        softcap,
-        less,
-    )
+    if only_hides and is_listed and not softcap and can_be_listed(q, k, v, lengths):
+        how = Captured(view, None, True, named)
+        return Prepared(None, scale, window, bias=how), [], None
+    shift, less = (None, 0) if alibi_slopes is None else shift_of(q, k, lengths)
+    one_sided = window.right is not None and window.right <= 0
+    function, tensors = function_with(bias, alibi_slopes, shift, one_sided, softcap, less)
     if lengths.get("deterministic") and q.is_cuda:
-        refuse_any_order(*function, q, k, lengths)
-    given = q, k, v, window, scale, lengths, return_lse
-    out, lse = apply(function, *given, None, only_kernels, out)
-    return (out, lse) if return_lse else out
+        refuse_any_order(function, tensors, q, k, lengths)
+    name = None
+    if shift is not None:
+        name = "seqused_k" if shift is lengths["seqused_k"] else ""
+    how = Captured(view, name, False, named)
+    others = {"only_kernels": only_kernels, "bias": how}
+    return of_function(function, tensors, q, k, v, window, scale, lengths, **others), [], None
 
 
 def refuse_others(options):
@@ -98,13 +134,16 @@ def refuse_others(options):
             raise Unsupported(f"{name}: not together with bias or alibi_slopes")
 
 
-def lengths_of(options):
-    """Those options that say which rows there are, or how they are computed."""
+def names_of_lengths(options):
+    """The given ones of the options that say which rows there are, or how they are computed."""
     if NO_LENGTHS_BESIDE.issuperset(options):
-        return NO_LENGTHS
-    given = {x: y for x, y in options.items() if x in OPTIONS and y is not None}
-    given |= caches.given(options)
-    return OPTIONS | given if given else NO_LENGTHS
+        return ()
+    given = [name for name in OPTIONS if options.get(name) is not None]
+    return (*given, *caches.given(options))
+
+
+def lengths_named(names, options):
+    return {**OPTIONS, **{name: options[name] for name in names}} if names else NO_LENGTHS
 
 
 def can_be_listed(q, k, v, lengths):
@@ -127,8 +166,8 @@ def refuse_any_order(function, tensors, q, k, lengths):
 
 
 def function_with(bias, slopes, shift, one_sided=False, softcap=0.0, shift_less=0):
-    """The traced function, and what it captures. bias: four dimensions; slopes: (b | 1, h | 1);
-    shift: (b | 1,)."""
+    """The traced function, and what it captures. bias: four dimensions; slopes: (b | 1, h | 1), or
+    (h,); shift: (b | 1,)."""
     given = bias, slopes, shift
     tensors = [t for t in given if t is not None]
     shapes = (*[None if t is None else t.shape for t in given],)
@@ -148,7 +187,9 @@ def traced(form):
     """The function of a form, of tensors that stand for any."""
     of_type = iter(form.types)
     bias = None if form.bias is None else torch.zeros([2] * 4, dtype=next(of_type))
-    slopes = None if form.slopes is None else torch.zeros(2, 2, dtype=next(of_type))
+    slopes = (
+        None if form.slopes is None else torch.zeros([2] * len(form.slopes), dtype=next(of_type))
+    )
     shift = None if form.shift is None else torch.zeros(2, dtype=next(of_type))
     function, tensors = trace(functools.partial(score_of, form, bias, slopes, shift))
     given = [t for t in (bias, slopes, shift) if t is not None]
@@ -168,7 +209,7 @@ def score_of(form, bias, slopes, shift, score, b, h, q_idx, kv_idx):
     if added is not None and not is_mask:
         score = score + added
     if slopes is not None:
-        slope = slopes[places(form.slopes, b, h)]
+        slope = slopes[places(form.slopes, *(b, h)[-len(form.slopes) :])]
         distance = kv_idx - q_idx
         if shift is not None:
             distance = distance - shift[places((form.shift,), b)] + form.shift_less
@@ -187,6 +228,8 @@ def shift_of(q, k, lengths):
     less the number. The tensor is None where all are 0."""
     if lengths is NO_LENGTHS and q.shape[1] == k.shape[1]:
         return None, 0
+    if have_equal_rows(lengths) and lengths.get("left_padding") is None:
+        return None, 0
     queries, keys = (rows_of(x, side, lengths) for x, side in ((q, "q"), (k, "k")))
     padding = lengths.get("left_padding")
     if padding is not None:
@@ -200,6 +243,14 @@ def shift_of(q, k, lengths):
         if queries <= FEW_QUERIES and keys.device == q.device and keys.dtype == torch.int32:
             return keys, queries
     return (keys - queries).to(device=q.device, dtype=torch.int32), 0
+
+
+def have_equal_rows(options):
+    """Whether one tensor says of queries and keys how many a sequence has."""
+    cu, used = options.get("cu_seqlens_q"), options.get("seqused_q")
+    if options.get("cu_seqlens_k") is not cu or options.get("seqused_k") is not used:
+        return False
+    return cu is not None or used is not None
 
 
 def rows_of(x, side, lengths):
@@ -227,24 +278,30 @@ def extents(q, k, lengths):
     return lengths["cu_seqlens_q"].shape[0] - 1, q.shape[1], None, keys
 
 
-def with_four_dimensions(bias, q, k, lengths):
-    """The bias as a view of four dimensions, of which what is broadcast has the extent 1."""
-    if bias is None:
-        return None
-    full = extents(q, k, lengths)
+def viewed(tensor, missing, slices=None, batch=None):
+    for _ in range(missing):
+        tensor = tensor.unsqueeze(0)
+    if slices is not None:
+        tensor = tensor[slices]
+    return tensor if batch is None else tensor.expand(batch, -1, -1, -1)
+
+
+def view_of(bias, q, full):
+    """What makes it a view of four dimensions, of which what is broadcast has the extent 1: missing
+    dimensions, slices, and the batch, see batch_of()."""
     if not isinstance(bias, torch.Tensor):
         raise InvalidArgument(f"bias: expected a tensor {BROADCAST} of floats, got {bias!r}")
     check_device("bias", bias, q)
     once = repeated(bias.dtype, bias.shape, bias.stride(), full)
-    while bias.ndim < 4:
-        bias = bias.unsqueeze(0)
-    return bias if once is None else bias[once]
+    missing = 4 - bias.ndim
+    learns = bias.requires_grad and q.is_cuda
+    return missing, once, batch_of(viewed(bias, missing, once), full[0]) if learns else None
 
 
 @functools.lru_cache(maxsize=256)
 def repeated(dtype, shape, strides, full):
-    """Slices of a bias as with_four_dimensions() returns it, where some of it is expanded; None:
-    nothing is. Raises for one that does not broadcast to `full`."""
+    """Slices of a bias of four dimensions, where some of it is expanded; None: nothing is. Raises
+    for one that does not broadcast to `full`."""
     is_number = dtype == torch.bool or (dtype.is_floating_point and dtype.itemsize >= 2)
     if not is_number or len(shape) > 4:
         raise InvalidArgument(
@@ -265,18 +322,16 @@ def repeated(dtype, shape, strides, full):
     return (*[slice(None)] * missing, *slices)
 
 
-def for_each_sequence(bias, batch):
-    """One bias for all, expanded where the kernels may store a gradient for each (stored.py) and
-    torch adds them up: less than adding in memory, for as many bytes as float32 sums of two take,
-    or a gibibyte."""
+def batch_of(bias, batch):
+    """The batch to which one bias for all is expanded, where the kernels may store a gradient for
+    each (stored.py) and torch adds them up: less than adding in memory, for as many bytes as
+    float32 sums of two take, or a gibibyte. None: it is not."""
     is_shared = bias.shape[0] == 1 < batch and min(bias.shape[1:]) > 1
     few = batch <= 2 or batch * bias.numel() * bias.dtype.itemsize <= 2**30
-    return bias.expand(batch, -1, -1, -1) if is_shared and few else bias
+    return batch if is_shared and few else None
 
 
-def with_two_dimensions(slopes, q, lengths):
-    if slopes is None:
-        return None
+def check_slopes(slopes, q, lengths):
     cu_seqlens = lengths["cu_seqlens_q"]
     batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     heads = q.shape[-2]
@@ -291,7 +346,6 @@ def with_two_dimensions(slopes, q, lengths):
     if dtype not in FLOATS:
         raise InvalidArgument(f"alibi_slopes: expected floats, got {dtype}")
     check_device("alibi_slopes", slopes, q)
-    return slopes if len(shape) == 2 else slopes.unsqueeze(0)
 
 
 def check_device(name, tensor, q):

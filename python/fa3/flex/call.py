@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call with a score function is, beside its tensors.
 
-Of one that has no lengths and no lists it stays with the function for the next call. Next:
-device.py and tiles.py, which compute it.
+Next: device.py and tiles.py, which compute it.
 """
 
 from typing import NamedTuple
 
 import torch
 
-from fa3._options import DEFAULTS, IN_ORDER
-from fa3.flex import caches
+from fa3._options import DEFAULTS, IN_ORDER, SCORES
 
-MOST = 64  # calls of a function that are remembered
 NO_LENGTHS = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), 0),
 }
-NO_TENSORS = (None,) * 6  # before the block mask: sink, lengths, dropout's seed
-DETERMINISTIC = list(DEFAULTS).index("deterministic")
-IN_CACHE = {name: list(DEFAULTS).index(name) for name in caches.NAMES}
+PLACES = {name: place for place, name in enumerate(DEFAULTS)}
+DETERMINISTIC, ENGINE, BLOCKS = (PLACES[n] for n in ("deterministic", "engine", "block_mask"))
+UP_TO_BLOCKS, UP_TO_ENGINE = (IN_ORDER[len(SCORES) : end] for end in (BLOCKS + 2, ENGINE + 1))
 
 
 class Window(NamedTuple):
@@ -72,43 +69,30 @@ class Call(NamedTuple):
     window: Window
     lengths: dict  # of sequences, by name; also deterministic, and the options of caches
     options: list  # those of fa3.attention, in order
+    longest: int  # no sequence has more rows, as far as the text of the function tells (text.py)
+    is_out_like: bool  # operators.is_out_like(q, v)
     listed: Listed | None = None
     only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
-    out: "torch.Tensor | None" = None  # written instead of a new one
 
 
-def call_of(function, scale, window, lengths, listed=None, only_kernels=False, out=None):
-    if lengths is not NO_LENGTHS or listed is not None or out is not None:
-        options = in_order(scale, window, lengths)
-        return Call(function, scale, window, lengths, options, listed, only_kernels, out)
-    key = scale, window, only_kernels
-    found = function.calls.get(key)
-    if found is None:
-        if len(function.calls) >= MOST:
-            function.calls.clear()
-        options = in_order(scale, window, lengths)
-        found = Call(function, scale, window, lengths, options, None, only_kernels)
-        function.calls[key] = found
-    return found
-
-
-def in_order(scale, window, lengths, blocks=(None, None), engine=0):
+def in_order(scale, window, lengths, blocks=None, engine=0):
     """Options of fa3.attention in the order of the table in fa3/_options.py (a test holds them to
     it). blocks: a fa3.masks.BlockMask."""
     left, right = window
     options = [False, -1 if left is None else left, -1 if right is None else right, 0.0, scale]
-    sink = seed = None
-    if lengths is NO_LENGTHS:
-        return options if blocks[0] is None else [*options, *NO_TENSORS, *blocks]
-    options += sink, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"]
-    options += lengths["seqused_q"], lengths["seqused_k"], seed, *blocks
-    options += lengths["max_seqlen_q"], lengths["max_seqlen_k"]
-    options += lengths.get("deterministic", False), engine
-    of_cache = caches.given(lengths)
-    if of_cache:
-        options += IN_ORDER[len(options) :]
-        for name, value in of_cache.items():
-            options[IN_CACHE[name]] = value
+    if lengths is not NO_LENGTHS:
+        options += UP_TO_ENGINE
+        for name, value in lengths.items():
+            if value is not None:
+                place = PLACES[name]
+                if place > ENGINE and place >= len(options):
+                    options += IN_ORDER[len(options) :]
+                options[place] = value
+        options[ENGINE] = engine
+    elif blocks is not None:
+        options += UP_TO_BLOCKS
+    if blocks is not None:
+        options[BLOCKS : BLOCKS + 2] = blocks
     return options
 
 

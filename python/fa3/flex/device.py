@@ -13,9 +13,8 @@ import torch
 
 from fa3 import _native
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex.caches import most_keys
 from fa3.flex.call import deterministic
-from fa3.flex.text import LONGEST, NARROW
+from fa3.flex.text import NARROW
 from fa3.torch import operators
 
 
@@ -23,27 +22,31 @@ class SlowScores(UserWarning):
     """A score function is computed by torch operations, because no kernel does it here."""
 
 
-def forward(call, q, k, v, tensors, return_lse):
+def forward(call, q, k, v, tensors, return_lse, out=None):
     """(out, lse), or (out, None) unless return_lse; or None, where tiles.py is to compute them."""
     if not q.is_cuda:
         return None
     if q.dtype not in NARROW:
         return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
-    out = operators.new_out_quickly(q, v) if call.out is None else call.out
+    if out is None:
+        out = operators.new_out_like(q) if call.is_out_like else operators.new_out(q, v)
     lse = operators.new_lse(q) if return_lse else None
     captured = on_device_of(q, tensors) if tensors else ()
-    most = longest(q, k, call.lengths)
 
     def run(function, options):
-        score = (
-            function.text(most),
-            function.may_hide,
-            nvrtc_path(),
-            captured[: len(function.types)],
-        )
+        score = *head_of(function, call.longest), captured[: len(function.types)]
         _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *options)
 
     return (out, lse) if by_a_kernel(call, run) else None
+
+
+def head_of(function, longest):
+    """What the compiled module reads of a function beside its tensors, made once."""
+    head = function.heads.get(longest)
+    if head is None:
+        head = function.text(longest), function.may_hide, nvrtc_path()
+        function.heads[longest] = head
+    return head
 
 
 def by_a_kernel(call, run, is_last=True):
@@ -51,8 +54,8 @@ def by_a_kernel(call, run, is_last=True):
 
     is_last: none is asked in another way behind that.
     """
-    first = () if call.listed is None else (call.listed,)
-    for function, options in (*first, (call.function, call.options)):
+    ways = ((call.function, call.options),)
+    for function, options in ways if call.listed is None else (call.listed, *ways):
         try:
             run(function, options)
             return True
@@ -76,8 +79,7 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
     if not q.is_cuda or q.dtype not in NARROW:
         return None
     *gradients, _ = operators.new_gradients(q, k, v, None)
-    most = longest(q, k, call.lengths)
-    captured = on_device_of(q, tensors)
+    captured, most = on_device_of(q, tensors), call.longest
 
     def run(function, options):
         for total in totals.values():  # of an attempt before
@@ -88,7 +90,7 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
         texts = slope, "" if stored is not None and gradients_text is None else gradients_text
         sums = (*((totals[n], n == stored) if n in totals else None for n in range(count)),)
         tensors_and_texts = captured[:count], *texts
-        score = function.text(most), function.may_hide, nvrtc_path(), *tensors_and_texts, sums
+        score = *head_of(function, most), *tensors_and_texts, sums
         if torch.are_deterministic_algorithms_enabled():
             options = deterministic(options)
         given = operators.readable_by_tma(do), q, k, v, out, lse, dlse, *gradients, None
@@ -100,12 +102,6 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
     for total in totals.values():
         total.zero_()
     return None
-
-
-def longest(q, k, lengths):
-    """What bounds indices in the text: most calls share one bound, and with that one kernel."""
-    of_k = (most_keys(k, lengths),) if "page_table" in lengths else k.shape
-    return LONGEST if max(0, *q.shape, *of_k) <= LONGEST else 2**31
 
 
 def refused(reason):

@@ -4,58 +4,86 @@
 That can be seen of plain functions alone, and of what stands in their closures and in the globals
 that they name: tensors, numbers and other such functions. Others are traced at each call, which
 takes about a millisecond. All of it is looked at in each call, since nobody is told when a global
-changes.
+changes: by the compiled module (python/native/signature.h says what of it).
 """
 
 import dis
-import types
 import weakref
-from types import CodeType, FunctionType
+from types import CodeType
 
-from torch import Tensor
-
+from fa3 import _native
+from fa3.flex.block_mask import with_mask
 from fa3.flex.graph import SCORE, Graph
 from fa3.flex.trace import Function, trace
+from fa3.torch.operators import HAVE_MEMORY
 
 MOST = 256  # functions that are remembered
-MOST_DEPTH = 4  # of functions that name functions
-_known: dict[object, tuple] = {}  # identity -> (its Function, weak references to what it captures)
-_identities: dict[tuple, object] = {}  # what tells a function from others -> its identity
-_codes: dict[int, "Code"] = {}  # by id of the code, which it keeps
-
-UNCHANGED = types.ModuleType, types.BuiltinFunctionType
-NUMBERS = float, int, bool, str, type(None)
+_known: dict[bytes, tuple] = {}  # identity -> (its Function, References)
 
 
 def remember(table, key, value):
     """The oldest makes room."""
     if len(table) >= MOST:
-        del table[next(iter(table))]
+        table.pop(next(iter(table)), None)  # unless another thread has
     table[key] = value
     return value
 
 
-def function_of(score_mod, identity=None):
-    """(the Function of score_mod, which may be None; the tensors that it captures).
+def signature(*values, seen=None):
+    return _native.signature(names_of, HAVE_MEMORY, seen, *values)
 
-    identity: where it is not score_mod's own.
-    """
-    key = identity_of(score_mod) if identity is None else identity
-    if key is not None and (found := _known.get(key)) is not None:
-        function, references = found
+
+def names_of(code):
+    """(globals, attributes) that a code names, also in functions that it defines."""
+    instructions = [*instructions_of(code)]
+    attributes = [name for op, name in instructions if "ATTR" in op or "METHOD" in op]
+    others = [name for op, name in instructions if "GLOBAL" in op or "NAME" in op]
+    return (*dict.fromkeys(others),), (*dict.fromkeys(attributes),)
+
+
+def instructions_of(code):
+    for instruction in dis.get_instructions(code):
+        yield instruction.opname, instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from instructions_of(constant)
+
+
+class References:
+    """Tensors that a function captures and what else it can see of tensors, not kept alive: another
+    one may come to the address of one that is gone."""
+
+    def __init__(self, captured, seen):
+        others = [t for t in seen if not any(t is c for c in captured)]
+        self.count = len(captured)
+        self.tensors = [weakref.ref(t) for t in (*captured, *others)]
+
+    def captured(self):
+        """A list, or None where one of all is gone."""
         tensors = []
-        for reference in references:
+        for reference in self.tensors:
             tensor = reference()
             if tensor is None:
-                break
+                return None
             tensors.append(tensor)
-        else:
+        return tensors[: self.count]
+
+
+def function_of(score_mod, mask=None):
+    """(the Function of score_mod with a mask_mod, either of which may be None; the tensors that it
+    captures)."""
+    seen = []
+    key = signature(score_mod, mask, seen=seen)
+    if key is not None and (found := _known.get(key)) is not None:
+        function, references = found
+        tensors = references.captured()
+        if tensors is not None:
             return function, tensors
-    function, tensors = trace_of(score_mod)
+    function, tensors = trace_of(score_mod if mask is None else with_mask(score_mod, mask))
     if key is not None and function.is_fixed:
         function.is_known = True
         function.leaves, function.may_hide  # noqa: B018  looked for once, not in each call
-        remember(_known, key, (function, [weakref.ref(t) for t in tensors]))
+        remember(_known, key, (function, References(tensors, seen)))
     return function, tensors
 
 
@@ -64,83 +92,3 @@ def trace_of(score_mod):
         return trace(score_mod)
     graph = Graph()
     return Function(graph, graph.leaf(SCORE), (), True), []
-
-
-def both(first, second):
-    """The identity of two things that are used together."""
-    return None if first is None or second is None else (first, second)
-
-
-def identity_of(value):
-    """One object for functions that do the same with the same tensors; None: it cannot be told."""
-    parts = []
-    if not add_identity(value, parts, 0):
-        return None
-    key = tuple(parts)
-    found = _identities.get(key)
-    return remember(_identities, key, object()) if found is None else found
-
-
-def add_identity(value, parts, depth):
-    """Appends what tells the value from others, which begins with its kind; False: nothing does."""
-    kind = type(value)
-    if kind is Tensor or (kind not in NUMBERS and isinstance(value, Tensor)):
-        parts += id(value), value.shape, value.dtype, value.requires_grad
-        return True
-    if kind in NUMBERS or isinstance(value, NUMBERS):
-        parts += kind, repr(value) if value == 0 else value  # 0.0 == -0.0
-        return True
-    if kind is FunctionType:
-        return depth <= MOST_DEPTH and add_function(value, parts, depth + 1)
-    if kind is tuple:
-        parts += kind, len(value)
-        return all(add_identity(part, parts, depth + 1) for part in value)
-    return False
-
-
-def add_function(function, parts, depth):
-    code = function.__code__
-    found = _codes.get(id(code))
-    if found is None:
-        found = remember(_codes, id(code), Code(code))
-    parts.append(found)
-    namespace = function.__globals__
-    for name in found.names:
-        value = namespace.get(name, types)
-        if type(value) in UNCHANGED:
-            parts.append(None)
-        elif not add_identity(value, parts, depth):
-            return False
-    if function.__defaults__ or function.__kwdefaults__:
-        defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
-        given = *defaults, *keywords.values()
-        parts += FunctionType, (*keywords,), len(given)
-        for value in given:
-            if not add_identity(value, parts, depth):
-                return False
-    for cell in function.__closure__ or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:  # an empty cell
-            return False
-        if not add_identity(value, parts, depth):
-            return False
-    return True
-
-
-class Code:
-    """Stands for a function's code, whose own hash takes long; and the globals that it names, also
-    in functions that it defines: what modules and builtins are, no call changes."""
-
-    def __init__(self, code):
-        self.code = code
-        self.names = (*dict.fromkeys(names_of(code)),)
-
-
-def names_of(code):
-    for instruction in dis.get_instructions(code):
-        if "GLOBAL" in instruction.opname or "NAME" in instruction.opname:
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_of(constant)

@@ -7,6 +7,7 @@ function captures the same tensors, unchanged. Next: attention.py, which falls b
 part of the score function (block_mask.py) where no engine walks lists.
 """
 
+import dataclasses
 import functools
 import os
 import threading
@@ -19,7 +20,6 @@ from fa3 import masks
 from fa3._options import ENGINES
 from fa3.flex import caches
 from fa3.flex.call import NO_LENGTHS
-from fa3.flex.functions import remember
 from fa3.flex.graph import BATCH, HEAD, KEY, QUERY, SCORE
 from fa3.flex.interpret import evaluate
 from fa3.flex.text import NARROW
@@ -30,7 +30,6 @@ LONGEST_HEAD_ELSEWHERE = 256
 MOST_PAIRS = 1 << 33  # of a map, a bit each: 1 GiB
 MOST_KEPT = 1 << 30  # bytes of all maps that are kept
 _known: dict[tuple, "Kept"] = {}  # what a map was made of -> it, the oldest first
-_places: dict[tuple, tuple] = {}  # mask, window, shapes, type and device of a call -> the key there
 _lock = threading.Lock()
 
 
@@ -100,20 +99,25 @@ def capability_of(device):
     return torch.cuda.get_device_capability(device)
 
 
-def known_at(place, on_gpu):
-    """The BlockMask that calls of this place had, if it was kept and is still right; or None."""
-    found = _known.get(_places.get(place))
-    if found is None or not found.is_fresh() or is_any_autocast_enabled():
+def fresh(place):
+    """The BlockMask that is kept there, if it still is, and right; or None."""
+    found = place()
+    if found is None or not found.is_fresh():
         return None
+    on_gpu = found.made.blocks.is_cuda
     return None if on_gpu and torch.cuda.is_current_stream_capturing() else found.made
 
 
-def of_function(function, captured, window, extents, heads, device, place=None):
-    """The fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides a
-    key; None: it would be too large. window: that of sequences which all have these extents.
+def place_of(blocks):
+    """Where a BlockMask is kept, for fresh(); or None."""
+    with _lock:
+        found = (kept for kept in _known.values() if kept.made is blocks)
+        return next((weakref.ref(kept) for kept in found), None)
 
-    place: what all of this follows from, but for the captured tensors' elements.
-    """
+
+def of_function(function, captured, window, extents, heads, device):
+    """The fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides a
+    key; None: it would be too large. window: that of sequences which all have these extents."""
     sequences, rows, keys = extents
     batch = sequences if BATCH in function.leaves else 1
     heads = heads if HEAD in function.leaves else 1
@@ -136,7 +140,7 @@ def of_function(function, captured, window, extents, heads, device, place=None):
         return masks.from_rule(rule, *shape, device=device)
 
     key = (function, shape, window, device) if function.is_known else None
-    return kept(key, captured, device.type == "cuda", make, place)
+    return kept(key, captured, device.type == "cuda", make)
 
 
 def of_booleans(seen, window, q, k):
@@ -157,10 +161,9 @@ def of_booleans(seen, window, q, k):
     return kept((id(base), where, rows, keys, window), [base], q.is_cuda, make)
 
 
-def kept(key, tensors, on_gpu, make, place=None):
+def kept(key, tensors, on_gpu, make):
     """make(), or what it has made for this key while these tensors held the same. key: also says
-    which tensors they are; None: it cannot be told whether they hold the same. place: where
-    known_at() finds it.
+    which tensors they are; None: it cannot be told whether they hold the same.
 
     A graph that is being captured makes its own: it will be replayed over other numbers.
     """
@@ -168,8 +171,6 @@ def kept(key, tensors, on_gpu, make, place=None):
     capturing = on_gpu and torch.cuda.is_current_stream_capturing()
     if key is None or versions is None or capturing:
         return make()
-    if place is not None:
-        remember(_places, place, key)
     found = _known.get(key)
     if found is not None and found.is_of(tensors, versions):
         return found.made
@@ -180,7 +181,8 @@ def kept(key, tensors, on_gpu, make, place=None):
     return made
 
 
-class Kept(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class Kept:
     tensors: list  # weak references
     versions: list
     made: masks.BlockMask

@@ -38,7 +38,7 @@ class Function:
         self.types = types
         self.is_fixed = is_fixed  # nothing but the captured tensors' elements may change
         self.is_known = False  # one object does the same with the same tensors (functions.py)
-        self.calls = {}  # calls of it that need nothing but their tensors (call.py)
+        self.heads = {}  # device.py: by the text's `longest`
         self._gradients = {}
         self._texts = {}
         self._lock = threading.Lock()  # a gradient adds nodes

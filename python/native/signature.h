@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What tells a call from others, as bytes: fa3.flex looks up by them what it has decided for calls
+// that are alike (python/fa3/flex/prepared.py).
+#pragma once
+
+#include "tensor.h"
+
+namespace fa3::python {
+
+// signature(names_of, (Tensor, Parameter), seen, ...) -> bytes, or None: something cannot be told
+// from others.
+//
+// Two signatures are equal only where the values are of the same types and
+//   numbers, strings, None    the same
+//   tuples, dicts             of the same values; dicts in the same order
+//   tensors                   alike: shape, type, device, requires_grad; whether contiguous, and
+//                             which strides are 0
+//   Python functions          of the same code, whose defaults, attributes, cells and globals, as
+//                             far as the code names them, are the same, and tensors there one
+//                             object (by address: whoever keeps a signature watches the tensors),
+//                             alike as well
+//   built-ins                 one object, bound to none but a module or a class; also exceptions
+//   modules                   one object, in which numbers and tensors that the code names are the
+//                             same, and functions one object
+// It reads all of that in each call.
+//
+// names_of(code): ((globals), (attributes)) that a code names; asked once for each code.
+// Tensor, Parameter: the classes of tensors; those of other subclasses are told apart where a
+// function captures them, and may do anything where they are arguments.
+// seen: a list, to which the tensors that functions capture are appended, or None.
+PyObject* signature(PyObject*, PyObject* const* arguments, Py_ssize_t count);
+
+// Interns the attribute names; false with a Python exception set.
+bool init_signatures();
+
+}  // namespace fa3::python
