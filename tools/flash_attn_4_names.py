@@ -269,7 +269,7 @@ def compute_block_sparsity(
     """Their lists of tiles, read off the map and the bits that fa3 makes of the mask."""
     from fa3.flex import lists
     from fa3.flex.call import EVERY_KEY
-    from fa3.flex.functions import function_of
+    from fa3.flex.known_functions import function_of
 
     if cu_seqlens_q is not None:
         raise NotImplementedError("lists of packed sequences")
