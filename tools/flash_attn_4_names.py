@@ -268,18 +268,17 @@ def compute_block_sparsity(
 ):  # fmt: skip
     """Their lists of tiles, read off the map and the bits that fa3 makes of the mask."""
     from fa3.flex import lists
-    from fa3.flex.block_mask import with_mask
-    from fa3.flex.functions import function_of
-    from fa3.flex.tiles import Window
+    from fa3.flex.call import EVERY_KEY
+    from fa3.flex.known_functions import function_of
 
     if cu_seqlens_q is not None:
         raise NotImplementedError("lists of packed sequences")
     q = torch.empty((batch_size, seqlen_q, num_heads, 8), device=device)
     k = torch.empty((batch_size, seqlen_k, num_heads, 8), device=device)
     rule = as_python(mask_mod, q, k, aux_tensors, aux_scalars)
-    function = function_of(with_mask(None, rule))
     extents = lists.Extents(batch_size, seqlen_q, seqlen_k)
-    blocks, bits = lists.of_function(function, Window(None, None), extents, num_heads, q.device)
+    hides = function_of(None, rule)
+    blocks, bits = lists.of_function(*hides, EVERY_KEY, extents, num_heads, q.device)
     shifts = torch.arange(32, device=device)
     # Entry n > 0 names bits n - 1; -1 and 0 get a block of ones and of zeros at the end.
     pairs = ((bits[..., None] >> shifts) & 1).reshape(-1, 128, 128).bool()

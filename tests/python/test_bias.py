@@ -8,8 +8,8 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from fa3.compat.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
 from fa3.flex import bias as forms  # noqa: E402
 from fa3.flex.call import NO_LENGTHS, Call  # noqa: E402
+from fa3.flex.function.text import gradients_of, slope_of  # noqa: E402
 from fa3.flex.stored import stored_of  # noqa: E402
-from fa3.flex.text import gradients_of, slope_of  # noqa: E402
 
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 37, 53, 8
 SHAPES = [

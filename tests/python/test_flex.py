@@ -296,7 +296,7 @@ def test_what_cannot_be_translated_is_named(sentence):
 
 
 def graph_of(score_mod):
-    from fa3.flex.functions import function_of
+    from fa3.flex.known_functions import function_of
 
     return function_of(score_mod)[0].graph
 
@@ -327,7 +327,7 @@ def of_globals(s, b, h, q, k):
 
 
 def test_globals_are_a_part_of_a_function_too(monkeypatch):
-    from fa3.flex.functions import function_of
+    from fa3.flex.known_functions import function_of
 
     first, _ = function_of(of_globals)
     assert function_of(of_globals)[0] is first
@@ -420,7 +420,7 @@ def test_what_a_function_captures_is_looked_at_in_each_call(name):
 
 
 def test_what_tells_functions_apart_tells_no_two_of_these_alike():
-    from fa3.flex.functions import signature
+    from fa3.flex.known_functions import signature
 
     def of_cells(*values):
         first, second = values
@@ -499,7 +499,7 @@ def of_attribute(s, b, h, q, k):
 
 
 def test_names_of_attributes_are_no_globals(monkeypatch):
-    from fa3.flex.functions import signature
+    from fa3.flex.known_functions import signature
 
     known = signature(of_attribute)
     assert known is not None
@@ -561,7 +561,7 @@ def test_a_captured_tensor_of_another_rank_is_another_function():
 def test_another_device_is_seen():
     from fa3.flex import device, lists
     from fa3.flex.call import EVERY_KEY
-    from fa3.flex.functions import function_of
+    from fa3.flex.known_functions import function_of
 
     tensor, meta = torch.ones(2), torch.zeros(1, 200, 1, 8, device="meta")
     with pytest.raises(fa3.InvalidArgument, match="expected captured tensors on meta"):

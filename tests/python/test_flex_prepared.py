@@ -17,7 +17,7 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from torch.nn.attention.flex_attention import create_block_mask  # noqa: E402
 
 from fa3 import masks  # noqa: E402
-from fa3.flex import attention, bias, functions, lists, prepared  # noqa: E402
+from fa3.flex import attention, bias, known_functions, lists, prepared  # noqa: E402
 
 BATCH, ROWS, HEADS, DIM = 2, 24, 2, 8
 DRAW = torch.Generator().manual_seed(3)
@@ -30,7 +30,7 @@ def new_tables():
 
 
 def forget():
-    for table in (prepared._kept, functions._known, lists._known):
+    for table in (prepared._kept, known_functions._known, lists._known):
         table.clear()
 
 
@@ -488,10 +488,10 @@ def test_threads_have_calls_of_their_own():
 
 
 def test_tables_keep_their_size(monkeypatch):
-    monkeypatch.setattr(functions, "MOST", 3)
+    monkeypatch.setattr(known_functions, "MOST", 3)
     for number in range(7):
         flex(lambda s, b, h, i, j, n=number: s * n)
-    assert len(prepared._kept) == len(functions._known) == 3
+    assert len(prepared._kept) == len(known_functions._known) == 3
 
 
 def test_what_is_kept_keeps_no_tensor_alive(decided):
@@ -527,7 +527,7 @@ def test_what_cannot_be_told_apart_is_looked_up_in_each_call():
     by_dict = lambda s, b, h, i, j: s * table["factor"]  # noqa: E731
     by_method = lambda s, b, h, i, j: s * get("factor")  # noqa: E731
     by_list = lambda s, b, h, i, j: s * items[0]  # noqa: E731
-    assert functions.signature(by_method) is functions.signature(by_list) is None
+    assert known_functions.signature(by_method) is known_functions.signature(by_list) is None
     assert is_seen(lambda: flex(by_dict), lambda: table.update(factor=2.0))
     assert is_seen(lambda: flex(by_method), lambda: table.update(factor=3.0))
     assert is_seen(lambda: flex(by_list), lambda: items.append(items.pop() + 1))
@@ -536,12 +536,12 @@ def test_what_cannot_be_told_apart_is_looked_up_in_each_call():
 def test_a_number_is_known_by_its_type_and_value():
     np = pytest.importorskip("numpy", reason="NumPy is not installed")
     values = [2.0, 2, True, "2", None, 2**70, np.float64(2), np.float64(3), (2,), (2.0,), {2: 2}]
-    made = [functions.signature((value,)) for value in values]
+    made = [known_functions.signature((value,)) for value in values]
     assert made[5] is None  # more than 64 bits
     assert len({*made}) == len(values)
-    assert made == [functions.signature((value,)) for value in values]
+    assert made == [known_functions.signature((value,)) for value in values]
     nested = [((1,), 2), ((1, 2),), (1, (2,)), ({1: 2}, 3), ({1: 2, 3: ()},), ((1, 2), ())]
-    assert len({functions.signature(*value) for value in nested}) == len(nested)
+    assert len({known_functions.signature(*value) for value in nested}) == len(nested)
 
 
 class Otherwise(torch.Tensor):
@@ -553,8 +553,8 @@ class Otherwise(torch.Tensor):
 def test_a_tensor_without_an_exchange_table_is_known_too(decided):
     slopes = torch.tensor([0.5, 0.25]).as_subclass(Otherwise)
     score_mod = lambda s, b, h, i, j: s * slopes.shape[0] + slopes[h]  # noqa: E731
-    first = functions.signature(score_mod)
-    assert first is not None and functions.signature(score_mod) == first
+    first = known_functions.signature(score_mod)
+    assert first is not None and known_functions.signature(score_mod) == first
     slopes.data = torch.ones(3)
-    assert functions.signature(score_mod) != first
-    assert functions.signature(slopes) is None
+    assert known_functions.signature(score_mod) != first
+    assert known_functions.signature(slopes) is None

@@ -13,9 +13,9 @@ from builds import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fa3", reason="the Python package is not built")
-from fa3.flex.functions import function_of  # noqa: E402
-from fa3.flex.interpret import add_into, evaluate  # noqa: E402
-from fa3.flex.text import LONGEST, gradients_of, slope_of, text_of  # noqa: E402
+from fa3.flex.function.interpret import add_into, evaluate  # noqa: E402
+from fa3.flex.function.text import LONGEST, gradients_of, slope_of, text_of  # noqa: E402
+from fa3.flex.known_functions import function_of  # noqa: E402
 
 COMPILER = shutil.which("g++")
 HEADS, ROWS, ERROR = 3, 20, 3e-6
@@ -298,7 +298,7 @@ def test_numbers_are_written_in_full(tmp_path):
 
 
 def test_bounds_of_integers_hold():
-    from fa3.flex.trace import trace
+    from fa3.flex.function.trace import trace
 
     table = torch.arange(7)
 

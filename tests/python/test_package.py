@@ -3,6 +3,7 @@
 
 import ast
 import graphlib
+import importlib
 import inspect
 import os
 import re
@@ -30,6 +31,25 @@ def test_import_needs_numpy_and_nothing_else():
     extra = {name.split(".")[0] for name in imported_by("import fa3")}
     extra -= {name.split(".")[0] for name in imported_by("import numpy")}
     assert extra - sys.stdlib_module_names == {"fa3"}
+
+
+def names_of_fa3(path):
+    """(module, name) of every `from fa3... import ...` of a file, within functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fa3":
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def test_scripts_import_names_that_are_there():
+    pytest.importorskip("torch", reason="torch is not installed")
+    folders = (ROOT / name for name in ("tools", "benchmarks", "examples", "tests/cuda"))
+    found = {
+        pair for folder in folders for path in folder.rglob("*.py") for pair in names_of_fa3(path)
+    }
+    assert ("fa3.flex", "lists") in found
+    for module, name in found:
+        if not hasattr(importlib.import_module(module), name):
+            importlib.import_module(f"{module}.{name}")
 
 
 PLAN = 'import numpy, fa3; x = numpy.zeros((1, 8, 2, 16), "f"); print(fa3.plan(x, x, x{}))'

@@ -8,7 +8,7 @@ from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, device, lists, prepared, tiles
 from fa3.flex.block_mask import block_rule, mask_of
 from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, NO_LENGTHS, Window, in_order
-from fa3.flex.functions import function_of
+from fa3.flex.known_functions import function_of
 from fa3.flex.prepared import Prepared, call_of, of_function
 from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask

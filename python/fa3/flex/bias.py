@@ -15,9 +15,9 @@ from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, lists, prepared
 from fa3.flex.attention import check_shapes, run, window_of
 from fa3.flex.call import NO_LENGTHS
+from fa3.flex.function.trace import trace
 from fa3.flex.prepared import Prepared, of_function
 from fa3.flex.stored import number_of
-from fa3.flex.trace import trace
 from fa3.torch.checks import refuse_wrong_numbers
 
 # Options of fa3.attention that go together with a bias.

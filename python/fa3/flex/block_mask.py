@@ -62,7 +62,7 @@ def block_rule(block_mask):
     return rule_of_states(states_of(block_mask), rows, columns, block_mask.mask_mod)
 
 
-# A rule names nothing but its own variables: functions.py then knows it again.
+# A rule names nothing but its own variables: known_functions.py then knows it again.
 
 
 def rule_of_states(states, rows, columns, mask_mod):

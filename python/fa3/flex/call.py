@@ -69,7 +69,7 @@ class Call(NamedTuple):
     window: Window
     lengths: dict  # of sequences, by name; also deterministic, and the options of caches
     options: list  # those of fa3.attention, in order
-    longest: int  # no sequence has more rows, as far as the text of the function tells (text.py)
+    longest: int  # no sequence has more rows, as far as the text tells (function/text.py)
     is_out_like: bool  # operators.is_out_like(q, v)
     listed: Listed | None = None
     only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly

@@ -14,7 +14,7 @@ import torch
 from fa3 import _native
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex.call import deterministic
-from fa3.flex.text import NARROW
+from fa3.flex.function.text import NARROW
 from fa3.torch import operators
 
 

@@ -2,9 +2,9 @@
 """Masks as lists of blocks (docs/masks.md): what a mask hides whole is not computed, and what it
 shows whole needs no mask function.
 
-A mask is evaluated for every pair once, by interpret.py, and its map is kept for as long as the
-function captures the same tensors, unchanged. Next: attention.py, which falls back to the mask as a
-part of the score function (block_mask.py) where no engine walks lists.
+A mask is evaluated for every pair once, by function/interpret.py, and its map is kept for as long
+as the function captures the same tensors, unchanged. Next: attention.py, which falls back to the
+mask as a part of the score function (block_mask.py) where no engine walks lists.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ from fa3 import masks
 from fa3._options import ENGINES
 from fa3.flex import caches
 from fa3.flex.call import NO_LENGTHS
-from fa3.flex.graph import BATCH, HEAD, KEY, QUERY, SCORE
-from fa3.flex.interpret import evaluate
-from fa3.flex.text import NARROW
+from fa3.flex.function.graph import BATCH, HEAD, KEY, QUERY, SCORE
+from fa3.flex.function.interpret import evaluate
+from fa3.flex.function.text import NARROW
 from fa3.torch.operators import is_any_autocast_enabled
 
 LONGEST_HEAD = 128  # of the Hopper engine's kernels that walk lists

@@ -18,8 +18,8 @@ from fa3 import _native
 from fa3._options import TYPES
 from fa3.flex import caches, lists
 from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Call, Listed, Window, in_order
-from fa3.flex.functions import References, names_of, remember
-from fa3.flex.text import LONGEST
+from fa3.flex.function.text import LONGEST
+from fa3.flex.known_functions import References, names_of, remember
 from fa3.torch import operators
 from fa3.torch.library import needs_gradient
 

@@ -4,8 +4,8 @@ added to them, a bias say, and has an element for each. A kernel stores it as it
 gradients are added up in float32. Next: device.py.
 """
 
-from fa3.flex.graph import BATCH, COTANGENT, HEAD
-from fa3.flex.text import NARROW, others_of_score
+from fa3.flex.function.graph import BATCH, COTANGENT, HEAD
+from fa3.flex.function.text import NARROW, others_of_score
 
 WHOLE = 8  # elements of 16 bits in the 16 bytes that TMA wants rows to be multiples of
 

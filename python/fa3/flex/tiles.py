@@ -2,14 +2,14 @@
 """Attention with a score function by torch operations, and no more than a tile of scores.
 
 Source: FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2. It runs wherever the tensors
-are. Next: interpret.py.
+are. Next: function/interpret.py.
 """
 
 import torch
 
 from fa3.flex.caches import with_factors
-from fa3.flex.graph import BATCH, COTANGENT, HEAD, KEY, QUERY, SCORE
-from fa3.flex.interpret import add_into, evaluate
+from fa3.flex.function.graph import BATCH, COTANGENT, HEAD, KEY, QUERY, SCORE
+from fa3.flex.function.interpret import add_into, evaluate
 from fa3.flex.sequences import sequences_of
 
 QUERIES, KEYS = 256, 512  # of a tile; all heads at once

@@ -8,8 +8,8 @@ import math
 
 import torch
 
-from fa3.flex.graph import BATCH, BOOL, COTANGENT, HEAD, INT, KEY, QUERY, SCORE
-from fa3.flex.operations import OPERATIONS
+from fa3.flex.function.graph import BATCH, BOOL, COTANGENT, HEAD, INT, KEY, QUERY, SCORE
+from fa3.flex.function.operations import OPERATIONS
 
 NAMES = {SCORE: "score", BATCH: "b", HEAD: "h", QUERY: "q_idx", KEY: "kv_idx"}
 NAMES |= {COTANGENT: "gradient"}

@@ -13,8 +13,8 @@ from types import CodeType
 
 from fa3 import _native
 from fa3.flex.block_mask import with_mask
-from fa3.flex.graph import SCORE, Graph
-from fa3.flex.trace import Function, trace
+from fa3.flex.function.graph import SCORE, Graph
+from fa3.flex.function.trace import Function, trace
 from fa3.torch.operators import HAVE_MEMORY
 
 MOST = 256  # functions that are remembered

@@ -2,7 +2,7 @@
 """What each operation of torch becomes in a graph; operations.py has the nodes."""
 
 from fa3.errors import Unsupported
-from fa3.flex.graph import BOOL, FLOAT, INT
+from fa3.flex.function.graph import BOOL, FLOAT, INT
 
 SAME = (
     *("neg", "abs", "sign", "maximum", "minimum", "remainder", "exp", "exp2", "expm1", "log"),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from fa3.flex.graph import BOOL, FLOAT, INT
+from fa3.flex.function.graph import BOOL, FLOAT, INT
 
 
 class Operation(NamedTuple):

@@ -7,8 +7,8 @@ they are negative, as in torch; then they are clamped.
 
 import torch
 
-from fa3.flex.graph import FLOAT, INT
-from fa3.flex.operations import OPERATIONS
+from fa3.flex.function.graph import FLOAT, INT
+from fa3.flex.function.operations import OPERATIONS
 
 
 def evaluate(graph, numbers, leaves, tensors):

@@ -8,8 +8,8 @@ Source of the method: Griewank and Walther, "Evaluating Derivatives" (SIAM, 2008
 import math
 from typing import NamedTuple
 
-from fa3.flex.graph import COTANGENT, FLOAT, SCORE
-from fa3.flex.operations import OPERATIONS, Maker
+from fa3.flex.function.graph import COTANGENT, FLOAT, SCORE
+from fa3.flex.function.operations import OPERATIONS, Maker
 
 
 class Gradient(NamedTuple):

@@ -16,11 +16,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa3.errors import Unsupported
-from fa3.flex import translate
-from fa3.flex.gradient import differentiate
-from fa3.flex.graph import BATCH, BOOL, FLOAT, HEAD, INT, KEY, LEAVES, QUERY, SCORE, Graph
-from fa3.flex.operations import Maker
-from fa3.flex.text import gradients_of, slope_of, text_of
+from fa3.flex.function import translate
+from fa3.flex.function.gradient import differentiate
+from fa3.flex.function.graph import BATCH, BOOL, FLOAT, HEAD, INT, KEY, LEAVES, QUERY, SCORE, Graph
+from fa3.flex.function.operations import Maker
+from fa3.flex.function.text import gradients_of, slope_of, text_of
 
 NO_DATA = torch.device("meta")
 ALL_DIMS = 4  # most dimensions of a captured tensor
@@ -37,7 +37,7 @@ class Function:
         self.result = result
         self.types = types
         self.is_fixed = is_fixed  # nothing but the captured tensors' elements may change
-        self.is_known = False  # one object does the same with the same tensors (functions.py)
+        self.is_known = False  # one object does the same with the same tensors (known_functions.py)
         self.heads = {}  # device.py: by the text's `longest`
         self._gradients = {}
         self._texts = {}
