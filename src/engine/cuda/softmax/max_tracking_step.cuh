@@ -3,13 +3,16 @@
 // mask, whose first P are computed while the maximum is still looked for. Next: peaked_rows.h.
 #pragma once
 
+#include <cfloat>
+
 #include "engine/cuda/softmax/softmax.cuh"
 
 namespace fa3::cuda {
 
-// The thread's first Early of P are computed against that one, in
-// the shadow of the search for the maximum, and multiplied afterwards.
-// Measured: docs/lab/fp8.md.
+// The thread's first Early of P are computed against the reference that its own scores would give,
+// in the shadow of the shuffles that find the row's, and multiplied afterwards. So they stand
+// behind the thread's comparisons, which they would hold up, and are at most Score::kTop. Measured:
+// docs/lab/fp8.md.
 template <int Early, class Score, int Count>
 __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowState& rows,
                                                   const Score& score,
@@ -17,16 +20,21 @@ __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowSta
   constexpr int kSize = Count / Score::kGroups;
   static_assert(Early % 4 == 0);
   float max[kRowsPerThread];
-  row_max(scores, score, max);
+  thread_max(scores, score, max);
+  float own_ref[kRowsPerThread], finite_ref[kRowsPerThread];
+#pragma unroll
+  for (int row = 0; row < kRowsPerThread; ++row) {
+    own_ref[row] = fmaxf(fmaxf(rows.ref[row], score.reference(max[row])), -FLT_MAX);
+    max[row] = quad_max(max[row]);
+  }
   float early[kRowsPerThread] = {}, late[kRowsPerThread] = {};
-  float finite_ref[kRowsPerThread];
 #pragma unroll
   for (int group = 0; group < Score::kGroups; ++group) {
     float sums[kRowsPerThread][2] = {};
 #pragma unroll
     for (int i = group * kSize; i < (group + 1) * kSize && i < Early; ++i) {
       const int row = fragment_row_index(i);
-      scores[i] = ex2(score.exponent(group, row, scores[i], rows.ref[row]));
+      scores[i] = ex2(score.exponent(group, row, scores[i], own_ref[row]));
       add_p<Score>(sums[row][i % 2], scores[i], i, group * kSize);
     }
 #pragma unroll
@@ -34,13 +42,15 @@ __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowSta
       if (group * kSize < Early) early[row] += score.unboosted(group, sums[row][0] + sums[row][1]);
     }
   }
+  float to_row[kRowsPerThread];
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
     result.rescale[row] = move_reference(rows.ref[row], max[row], score, finite_ref[row]);
-    early[row] *= result.rescale[row];
+    to_row[row] = ex2(own_ref[row] - finite_ref[row]);
+    early[row] *= to_row[row];
   }
 #pragma unroll
-  for (int i = 0; i < Early; ++i) scores[i] *= result.rescale[fragment_row_index(i)];
+  for (int i = 0; i < Early; ++i) scores[i] *= to_row[fragment_row_index(i)];
 #pragma unroll
   for (int group = 0; group < Score::kGroups; ++group) {
     float sums[kRowsPerThread][2] = {};
@@ -60,15 +70,6 @@ __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowSta
   }
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) result.block_sum[row] = early[row] + late[row];
-}
-
-// Whether the early P of a max-tracking step may have overflowed in this warp: then its scores are
-// lost. Below this growth they, and a thread's sums of them, are at most 2^100 * Score::kTop *
-// Early.
-template <class Result>
-__device__ __forceinline__ bool outgrown(const Result& result) {
-  const bool within = fminf(result.rescale[0], result.rescale[1]) >= 0x1p-100f;
-  return __any_sync(0xffffffff, !within);
 }
 
 }  // namespace fa3::cuda

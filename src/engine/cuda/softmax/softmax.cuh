@@ -118,7 +118,24 @@ __device__ __forceinline__ void row_max(const float (&values)[Count],
   }
 }
 
-// The maximum of scores whose groups are comparable only as the hook says.
+// The maximum of a thread's scores, whose groups are comparable only as the hook says.
+template <class Score, int Count>
+__device__ __forceinline__ void thread_max(const float (&scores)[Count], const Score& score,
+                                           float (&max)[kRowsPerThread]) {
+  constexpr int kSize = Count / Score::kGroups;
+#pragma unroll
+  for (int group = 0; group < Score::kGroups; ++group) {
+    float partial[kRowsPerThread][2];
+    partial_max(scores, group * kSize, (group + 1) * kSize, partial);
+#pragma unroll
+    for (int row = 0; row < kRowsPerThread; ++row) {
+      const float x = score.comparable(group, row, fmaxf(partial[row][0], partial[row][1]));
+      max[row] = group == 0 ? x : fmaxf(max[row], x);
+    }
+  }
+}
+
+// The maximum of a row's scores.
 template <int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void row_max(const float (&scores)[Count], const Score& score,
                                         float (&max)[kRowsPerThread]) {
@@ -127,17 +144,7 @@ __device__ __forceinline__ void row_max(const float (&scores)[Count], const Scor
 #pragma unroll
     for (int row = 0; row < Rows; ++row) max[row] = score.comparable(0, row, max[row]);
   } else {
-    constexpr int kSize = Count / Score::kGroups;
-#pragma unroll
-    for (int group = 0; group < Score::kGroups; ++group) {
-      float partial[kRowsPerThread][2];
-      partial_max(scores, group * kSize, (group + 1) * kSize, partial);
-#pragma unroll
-      for (int row = 0; row < kRowsPerThread; ++row) {
-        const float x = score.comparable(group, row, fmaxf(partial[row][0], partial[row][1]));
-        max[row] = group == 0 ? x : fmaxf(max[row], x);
-      }
-    }
+    thread_max(scores, score, max);
 #pragma unroll
     for (float& x : max) x = quad_max(x);
   }

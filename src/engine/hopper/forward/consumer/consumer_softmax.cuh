@@ -196,19 +196,11 @@ __device__ __forceinline__ void after_guard_fired(ConsumerState<C>& c, ThreadTil
   }
 }
 
-// A max-tracking step has moved them, and multiplied what was before by zero: like rows that have
-// seen no key.
-__device__ __forceinline__ void forget_infinite_references(RowState& rows) {
-#pragma unroll
-  for (float& ref : rows.ref) ref = ref == kInfinity ? -kInfinity : ref;
-}
-
-// Recomputes the lost scores of the last block. The tile goes on by online steps, unless it tracks
-// the maximum.
+// Recomputes the lost scores of the last block. The tile goes on by online steps.
 template <ForwardConfig C>
 __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<C>& r) {
   c.tile.recover_scores();
-  if (!consumer_tuning(C).tracks_max || c.tile.mode() != TileMode::kMaxTracking) go_online(c);
+  go_online(c);
   const WorkTileOf<C>& work = c.work_tile();
   load_ahead(c, r, c.tile.first_key());
   recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
@@ -217,7 +209,6 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   } else {
     prepare_scores(c, r);
   }
-  if constexpr (consumer_tuning(C).tracks_max) forget_infinite_references(r.rows);
   ScoreStep<C> result;
   online_step(r.scores, r.rows, c.score, result);
   rescale_output(c, r, result);

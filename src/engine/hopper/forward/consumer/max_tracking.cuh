@@ -25,16 +25,14 @@ __device__ __forceinline__ void max_tracking_block(ConsumerState<C>& c, ThreadTi
   multiply_block(c, r, false, k, v);
   ScoreStep<C> result;
   max_tracking_step<consumer_tuning(C).shadow_p>(r.scores, r.rows, c.score, result);
-  const bool lost = outgrown(result);
   wait_for_output(c, v);
   c.promoted.rescale(result.rescale);
   r.rescale_output(result.rescale);
-  if (lost) lose_scores(c, result);
   r.add_sums(result);
   pack_p(r);
 }
 
-// To the next stop, or to lost scores.
+// To the next stop.
 template <ForwardConfig C>
 __device__ __forceinline__ void track_max(ConsumerState<C>& c, ThreadTile<C>& r) {
   do {
