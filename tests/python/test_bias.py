@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """bias and alibi_slopes of fa3.attention, on the CPU, against softmax in float64."""
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -360,10 +362,14 @@ def test_what_does_not_go_together_is_a_sentence(options, words):
         fa3.attention(q, k, v, **options)
 
 
-def test_a_name_that_attention_has_not_is_no_option_beside_a_bias():
+@pytest.mark.parametrize(
+    "name, end", [("casual", ". Did you mean 'causal'"), ("softmax_scale", "; here that is scale")]
+)
+def test_a_name_that_attention_has_not_is_no_option_beside_a_bias(name, end):
     q, k, v = operands(torch.float32)
-    with pytest.raises(TypeError, match="attention.. got an unexpected keyword argument 'casual'"):
-        fa3.attention(q, k, v, bias=torch.ones(KEYS), casual=True)
+    words = f"attention() got an unexpected keyword argument {name!r}{end}"
+    with pytest.raises(TypeError, match=re.escape(words)):
+        fa3.attention(q, k, v, bias=torch.ones(KEYS), **{name: True})
 
 
 def test_arrays_that_are_no_torch_tensors_are_refused():

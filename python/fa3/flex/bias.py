@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from fa3._options import OF_FORWARD
+from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, lists, prepared
 from fa3.flex.attention import check_shapes, run, window_of
@@ -129,7 +129,8 @@ def prepare(q, k, v, bias, alibi_slopes, options, only_kernels, is_listed):
 def refuse_others(options):
     for name, value in options.items():
         if name not in OF_FORWARD:
-            raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
+            message = f"attention() got an unexpected keyword argument {name!r}"
+            raise TypeError(message + instead_of(name, OF_FORWARD))
         if name not in TOGETHER and (isinstance(value, torch.Tensor) or value):
             raise Unsupported(f"{name}: not together with bias or alibi_slopes")
 
