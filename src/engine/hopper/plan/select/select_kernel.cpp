@@ -52,24 +52,33 @@ KernelChoice choose_for_any_batch(const Problem& problem, const ForwardCall& cal
   return {row, {pack, Scheduler::kFixedSplit, {.num_splits = problem.num_splits}}};
 }
 
-// The rows of whole tiles that the busiest SM goes through, if queries are dense.
-int64_t most_rows(const ForwardConfig& c, ForwardCall call, int num_sms) {
+// Tiles' rows times the share of the keys that they see, as many as the busiest SM goes through, if
+// queries are dense. Equal tiles come in waves. Causal ones, longest first, take as long as the
+// longest, which sees all keys, or as all of them over the SMs, which see all but half of as many
+// as there are queries.
+double most_rows(const ForwardConfig& c, ForwardCall call, bool are_equal, int num_sms) {
   call.varlen = false;  // only keys are: count tiles as if they were not
   const int64_t at_once = int64_t{num_sms} * c.ctas_per_sm;
   const int64_t tiles = num_tiles(c, call, choose_pack(c, call));
-  return ceil_div(tiles, at_once) * c.ctas_per_sm * c.block_m;
+  const double rows_at_once = double(c.ctas_per_sm * c.block_m);
+  if (are_equal) return double(ceil_div(tiles, at_once)) * rows_at_once;
+  const double seen = 1 - 0.5 * double(call.seqlen_q) / double(std::max(call.seqlen_k, 1));
+  return std::max(seen * double(tiles) / double(at_once), 1.0) * rows_at_once;
 }
 
 // Whether another row's smaller tiles of the same columns occupy the SMs so much better that they
-// are done first, though each takes longer for its size.
+// are done first, though each takes longer for its size. Under a window tiles are neither equal nor
+// of known lengths.
 bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const ForwardCall& call,
                   int num_sms) {
   constexpr double kLongerForItsSize = 1.1;  // tiles of 128 rows; those of 64 are for few queries
   const bool same_columns = other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
   const bool alike = call.mask.hides_nothing() || call.seqlen_k >= int64_t{2} * call.seqlen_q;
-  return same_columns && alike && !call.lengths_q.varlen && other.consumers() > 1 &&
-         double(most_rows(other, call, num_sms)) * kLongerForItsSize <
-             double(most_rows(c, call, num_sms));
+  const bool are_causal = call.mask.right == 0 && hides_right_only(call.mask) &&
+                          call.seqlen_k >= call.seqlen_q && !call.block_mask.on;
+  return same_columns && (alike || are_causal) && !call.lengths_q.varlen && other.consumers() > 1 &&
+         most_rows(other, call, alike, num_sms) * kLongerForItsSize <
+             most_rows(c, call, alike, num_sms);
 }
 
 // Whether tiles of 64 rows come in stream-K ranges for two CTAs an SM, and a kernel is to combine

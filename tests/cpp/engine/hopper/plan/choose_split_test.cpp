@@ -401,6 +401,30 @@ TEST(Rows, that_fill_the_sms_better_are_chosen) {
   EXPECT_EQ(block_m(128, 128, 2048, 2048), 192);
 }
 
+// The longest of 192 rows sees all keys and takes three halves of the time of one of 128 rows. That
+// is the call's time where a few heads have fewer tiles than two for each SM.
+TEST(Rows, of_few_causal_tiles_are_shorter) {
+  const auto block_m = [](int64_t batch, int64_t heads, int64_t kv_heads, int64_t length) {
+    Problem p = plain();
+    p.batch = batch;
+    p.heads_q = heads;
+    p.heads_k = kv_heads;
+    p.lengths_q.max = p.lengths_k.max = length;
+    p.mask.right = 0;
+    const auto [row, tiling] = chosen_for(p);
+    EXPECT_FALSE(tiling.is_split());
+    return kForwardTable[size_t(row)].config.block_m;
+  };
+  for (const int64_t heads : {1, 4, 8}) {
+    EXPECT_EQ(block_m(1, heads, heads, 4096), 128) << heads;
+    EXPECT_EQ(block_m(1, heads, 1, 4096), 128) << heads;
+  }
+  EXPECT_EQ(block_m(1, 1, 1, 16384), 128);
+  EXPECT_EQ(block_m(1, 16, 16, 4096), 192);  // 352 tiles, half as long on average
+  EXPECT_EQ(block_m(8, 16, 16, 2048), 192);
+  EXPECT_EQ(block_m(1, 4, 4, 16384), 192);
+}
+
 // A wider kernel multiplies zeros: it is for what needs its keys split or copied by threads. The
 // paper's cases: 16k tokens, 2048 columns of all heads.
 TEST(Rows, of_whole_tiles_have_no_wider_kernel) {
