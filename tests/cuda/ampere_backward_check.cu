@@ -20,9 +20,9 @@ using cuda::Element;
 BackwardSubject subject_of(int row, Element element, bool scored) {
   const ampere::BackwardKernel kernel = ampere::backward_kernel_at(row, element, scored);
   return {kernel.config.head_dim, kernel.config.head_dim_v, scored ? " scored" : "",
-          [kernel](const cuda::BackwardCall& call) {
+          [kernel](const cuda::BackwardCall& call, int) {
             const ampere::BackwardPlan plan = plan_launches(kernel, call);
-            return PlannedBackward{plan.workspace.bytes, [plan](void* workspace) {
+            return PlannedBackward{plan.workspace.bytes, false, [plan](void* workspace) {
                                      return launch_backward(plan, workspace, nullptr);
                                    }};
           }};

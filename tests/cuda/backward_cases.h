@@ -35,18 +35,20 @@ struct BackwardCase {
   float dropout = 0.0f;
   const char* varlen = nullptr;  // its name; then lengths come from:
   Side q, k;
+  int sms = 0;  // for which it is planned; 0: those of the device
 
   std::string name() const {
     char text[200];
     std::snprintf(
-        text, sizeof text, "b%d h%d:%d %dx%d%s%s%s%s%s%s%s%s%s%s%s%s", batches, heads, kv_heads,
+        text, sizeof text, "b%d h%d:%d %dx%d%s%s%s%s%s%s%s%s%s%s%s%s%s", batches, heads, kv_heads,
         seqlen_q, seqlen_k, causal ? " causal" : "",
         left >= 0 ? (" left " + std::to_string(left)).c_str() : "",
         right >= 0 ? (" right " + std::to_string(right)).c_str() : "",
         shift ? (" shift " + std::to_string(shift)).c_str() : "", dropout > 0 ? " dropout" : "",
         softcap > 0 ? (" softcap " + std::to_string(int(softcap))).c_str() : "",
-        sink ? " sink" : "", head_dim_less ? " short-head" : "", q_sigma != 1.0f ? " sigma" : "",
-        d_lse ? " dlse" : "", deterministic ? " deterministic" : "", varlen ? varlen : "");
+        sms > 0 ? (" on " + std::to_string(sms)).c_str() : "", sink ? " sink" : "",
+        head_dim_less ? " short-head" : "", q_sigma != 1.0f ? " sigma" : "", d_lse ? " dlse" : "",
+        deterministic ? " deterministic" : "", varlen ? varlen : "");
     return text;
   }
   MaskRuleOf<int> mask() const {
@@ -58,8 +60,6 @@ struct BackwardCase {
   Dropout drops() const {
     return {.threshold = dropout_threshold(dropout), .seed = 0x123456789abcdef, .offset = 77};
   }
-  // CTAs may add to dK and dV in any order.
-  bool adds_keys() const { return heads > kv_heads && causal && !deterministic && dropout == 0; }
   bool dense() const { return !varlen && left < 0 && right < 0 && softcap == 0; }
 };
 
@@ -224,6 +224,11 @@ inline std::vector<BackwardCase> cases() {
     all.push_back({1, 1, 1, s, 150, true});
     all.push_back({1, 1, 1, 150, s, true});
   }
+  // A last wave of few key blocks, of every kernel.
+  all.push_back({2, 6, 3, 1500, 600});
+  all.back().sms = 9;
+  all.push_back({2, 4, 2, 1500, 1000});
+  all.back().sms = 6;
   for (const BackwardCase& c : masked_cases()) all.push_back(c);
   return all;
 }

@@ -29,9 +29,9 @@ constexpr const char* kVariants[hopper::kNumVariants] = {"", " general", " cappe
 
 BackwardSubject subject_of(const BackwardKernel& kernel) {
   return {kernel.config.head_dim, kernel.config.head_dim_v, kVariants[int(kernel.config.variant)],
-          [kernel](const cuda::BackwardCall& call) {
-            const hopper::BackwardPlan plan = plan_launches(kernel, call, device_sms());
-            return PlannedBackward{plan.workspace.bytes, [plan](void* workspace) {
+          [kernel](const cuda::BackwardCall& call, int sms) {
+            const hopper::BackwardPlan plan = plan_launches(kernel, call, sms);
+            return PlannedBackward{plan.workspace.bytes, plan.has_sums(), [plan](void* workspace) {
                                      return launch_backward(plan, workspace, nullptr);
                                    }};
           }};

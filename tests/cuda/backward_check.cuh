@@ -23,12 +23,13 @@ namespace fa3::testing {
 // What is checked: a plan for a call, which says its workspace and can be queued.
 struct PlannedBackward {
   int64_t workspace_bytes;
+  bool adds_keys;  // CTAs add to dK and dV in any order
   std::function<cudaError_t(void* workspace)> launch;
 };
 struct BackwardSubject {
   int head_dim, head_dim_v;
   const char* variant;  // for messages
-  std::function<PlannedBackward(const cuda::BackwardCall&)> plan;
+  std::function<PlannedBackward(const cuda::BackwardCall&, int sms)> plan;
 };
 
 template <typename T>
@@ -207,7 +208,7 @@ bool check(const BackwardSubject& subject, const BackwardCase& c, int repeats, b
   };
   a.lengths_q = lengths(of_q, c.seqlen_q, packed_q, cu_q.data, used_q.data);
   a.lengths_k = lengths(of_k, c.seqlen_k, packed_k, cu_k.data, used_k.data);
-  const PlannedBackward plan = subject.plan(a);
+  const PlannedBackward plan = subject.plan(a, c.sms > 0 ? c.sms : device_sms());
   DeviceArray<char> workspace(size_t(plan.workspace_bytes));
   std::vector<T> first_dq, first_dk, first_dv;
   std::vector<float> first_d_sink;
@@ -224,7 +225,7 @@ bool check(const BackwardSubject& subject, const BackwardCase& c, int repeats, b
       first_d_sink = d_sink.fetch();
     } else if ((c.deterministic &&
                 std::memcmp(first_dq.data(), dq.fetch().data(), dq.count * sizeof(T)) != 0) ||
-               (!c.adds_keys() &&
+               (!plan.adds_keys &&
                 (std::memcmp(first_dk.data(), dk.fetch().data(), dk.count * sizeof(T)) != 0 ||
                  std::memcmp(first_dv.data(), dv.fetch().data(), dv.count * sizeof(T)) != 0)) ||
                (c.sink && first_d_sink != d_sink.fetch())) {

@@ -19,7 +19,7 @@
 
 namespace fa3::hopper {
 
-// By key block: blocks of accum_layout.h, to which the CTAs of its head splits add.
+// By key block: blocks of accum_layout.h, to which the CTAs of its splits add.
 struct DkvAccum {
   float* dk = nullptr;
   float* dv = nullptr;
@@ -97,7 +97,7 @@ struct BackwardParams {
   cuda::SoftCap soft_cap;
   float per_cap;  // 1 / soft_cap.cap
 
-  // Kernels that split the query heads of a key block.
+  // Kernels that split the steps of a key block.
   DkvAccum dkv_accum;
   cuda::DropoutParams dropout;
   cuda::BlockLists lists;  // of query blocks, by key block

@@ -78,7 +78,7 @@ class KeyGradients {
     }
     if (leave_as_tiles()) {
       store_dk(dk);
-    } else if (C.splits_heads && params_.order.head_splits > 1) {
+    } else if (C.splits_steps && params_.order.step_splits > 1) {
       add(dk, dv);
     } else {
       store_wide(dk, dv);
@@ -99,7 +99,7 @@ class KeyGradients {
   // products. So the kernels with float32 gradients have both ways, behind a number that is always
   // 0.
   __device__ __forceinline__ bool leave_as_tiles() const {
-    if (C.splits_heads && params_.order.head_splits > 1) return false;
+    if (C.splits_steps && params_.order.step_splits > 1) return false;
     return !C.wide || params_.zero != 0;
   }
 

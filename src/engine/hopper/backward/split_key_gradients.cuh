@@ -40,7 +40,7 @@ class SplitKeyGradients {
     float sums[kSumTile.columns / 2] = {};
     if (work_.num_steps() > 0) sum(sums);
     // Asked at run time: in a kernel with add() alone the compiler serialises the products.
-    if (C.splits_heads && params_.order.head_splits > 1) {
+    if (C.splits_steps && params_.order.step_splits > 1) {
       add(sums);
     } else {
       store(sums);

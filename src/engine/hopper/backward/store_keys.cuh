@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of a key block: dK and dV from accumulators through shared memory to global memory, each
-// warpgroup its own 64 keys. TMA leaves out what lies past the end of the keys. Where query heads
-// are split, CTAs add to sums in global memory instead.
+// warpgroup its own 64 keys. TMA leaves out what lies past the end of the keys. Where steps are
+// split, CTAs add to sums in global memory instead.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"

@@ -24,7 +24,7 @@ struct BackwardConfig {
   int ds_stages = 2;     // of dS, between those warpgroups and the one that multiplies dQ
   bool helpers = true;   // a warpgroup of its own loads, and keeps the order of additions to dQ
   Variant variant = Variant::kDense;
-  bool splits_heads = false;  // a key block has a CTA for each split of its query heads
+  bool splits_steps = false;  // a key block has a CTA for each split of its steps
   bool dropout = false;
   bool block_mask = false;  // steps walk the lists of a block mask (listed_key_block.cuh)
   bool wide = false;  // gradients are float32, and may be added to what is there; to 128 columns
@@ -53,9 +53,9 @@ struct BackwardConfig {
     return other;
   }
 
-  FA3_HD constexpr BackwardConfig with_head_splits() const {
+  FA3_HD constexpr BackwardConfig with_step_splits() const {
     BackwardConfig other = *this;
-    other.splits_heads = true;
+    other.splits_steps = true;
     return other;
   }
 
@@ -114,7 +114,7 @@ struct BackwardConfig {
   FA3_HD constexpr int keys_of_cluster() const { return ctas() * block_n; }
 
   // Kernels for calls of their own beside the main one.
-  FA3_HD constexpr bool can_split_heads() const {
+  FA3_HD constexpr bool can_split_steps() const {
     return !general() && !dropout && !block_mask && !in_pairs && !persistent;
   }
   FA3_HD constexpr bool can_take_short_sequences() const {

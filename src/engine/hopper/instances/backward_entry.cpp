@@ -40,9 +40,20 @@ BackwardKernel find_wide(int row, std::integer_sequence<int, Rows...>) {
 }
 
 template <Element E, int... Rows>
-BackwardKernel find_pair(int row, std::integer_sequence<int, Rows...>) {
+BackwardKernel find_dense(int row, std::integer_sequence<int, Rows...>) {
   constexpr BackwardKernel (*kEntries[])() = {&dense_backward_entry<Rows, E>...};
   return kEntries[row]();
+}
+
+// The row of kBackwardTable with the head dims of one of kDenseBackwardTable.
+int row_for_all_calls(int dense_row) {
+  const BackwardConfig& dense = kDenseBackwardTable[dense_row].config;
+  int row = 0;
+  while (kBackwardTable[row].config.head_dim != dense.head_dim ||
+         kBackwardTable[row].config.head_dim_v != dense.head_dim_v) {
+    ++row;
+  }
+  return row;
 }
 
 }  // namespace
@@ -73,8 +84,10 @@ BackwardKernel wide_backward_kernel_at(int row, Element element) {
 
 BackwardKernel dense_backward_kernel_at(int row, Element element) {
   constexpr std::make_integer_sequence<int, int(kDenseBackwardTable.size())> kRows;
-  return element == Element::kFp16 ? find_pair<Element::kFp16>(row, kRows)
-                                   : find_pair<Element::kBf16>(row, kRows);
+  BackwardKernel kernel = element == Element::kFp16 ? find_dense<Element::kFp16>(row, kRows)
+                                                    : find_dense<Element::kBf16>(row, kRows);
+  kernel.splits = backward_kernel_at(row_for_all_calls(row), element, Variant::kDense).splits;
+  return kernel;
 }
 
 }  // namespace fa3::hopper

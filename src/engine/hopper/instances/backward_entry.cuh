@@ -19,11 +19,14 @@ BackwardKernel backward_kernel_of() {
                         reinterpret_cast<const void*>(&postprocess_kernel<kRows>),
                         backward_smem_bytes<kMain>(),
                         reinterpret_cast<const void*>(&backward_kernel<kMain.deterministic()>)};
-  if constexpr (kMain.can_split_heads()) {
-    kernel.main_head_splits =
-        reinterpret_cast<const void*>(&backward_kernel<kMain.with_head_splits()>);
-    kernel.postprocess_dk = reinterpret_cast<const void*>(&postprocess_kernel<kRows.for_dk_rows()>);
-    kernel.postprocess_dv = reinterpret_cast<const void*>(&postprocess_kernel<kRows.for_dv_rows()>);
+  if constexpr (kMain.can_split_steps()) {
+    kernel.splits = {
+        kMain.with_step_splits(),
+        reinterpret_cast<const void*>(&backward_kernel<kMain.with_step_splits()>),
+        kernel.smem_bytes,
+        reinterpret_cast<const void*>(&postprocess_kernel<kRows.for_dk_rows()>),
+        reinterpret_cast<const void*>(&postprocess_kernel<kRows.for_dv_rows()>),
+    };
   }
   if constexpr (kMain.can_take_short_sequences()) {
     constexpr BackwardConfig kShort = kMain.for_short_sequences();

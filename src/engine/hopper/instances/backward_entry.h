@@ -6,19 +6,27 @@
 
 namespace fa3::hopper {
 
+// Kernels for key blocks whose steps are split: the main one, and postprocess of dK's and dV's
+// sums.
+struct StepSplitKernels {
+  BackwardConfig config;
+  const void* main = nullptr;
+  int smem_bytes = 0;
+  const void* postprocess_dk = nullptr;
+  const void* postprocess_dv = nullptr;
+};
+
 // Functions for cudaLaunchKernel.
 struct BackwardKernel {
   BackwardConfig config;
   const void* preprocess;
   const void* main;
   const void* postprocess;
-  int smem_bytes;                  // of each main kernel
+  int smem_bytes;                  // of both main kernels
   const void* main_deterministic;  // config.deterministic()
 
-  // Dense kernels: config.with_head_splits(), and postprocess of dK's and dV's sums; else null.
-  const void* main_head_splits = nullptr;
-  const void* postprocess_dk = nullptr;
-  const void* postprocess_dv = nullptr;
+  // Dense kernels have their own, or those of the row for all calls with the same head dims.
+  StepSplitKernels splits;
 
   // General kernels, if a warpgroup's registers hold dK and dV; else null.
   const void* short_sequences = nullptr;

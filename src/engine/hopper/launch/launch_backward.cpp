@@ -9,6 +9,7 @@
 #include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/host/tensor_map.h"
+#include "engine/hopper/plan/backward/last_wave.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
 
 namespace fa3::hopper {
@@ -224,11 +225,12 @@ cudaError_t launch_postprocess_dkv(const BackwardPlan& plan, const DkvAccum& acc
                                    cudaStream_t stream) {
   const BackwardCall& a = plan.call;
   const RowTiles tiles{accum.numbers, a.seqlen_k, {}, false};
-  const cudaError_t error = launch_postprocess(
-      plan.kernel.postprocess_dk, {row_tensor(a.dk), accum.dk, tiles, 1, 1, a.accumulate_dkv},
-      plan.grids.postprocess_dk, true, stream);
+  const cudaError_t error =
+      launch_postprocess(plan.kernel.splits.postprocess_dk,
+                         {row_tensor(a.dk), accum.dk, tiles, 1, 1, a.accumulate_dkv},
+                         plan.grids.postprocess_dk, true, stream);
   if (error != cudaSuccess) return error;
-  return launch_postprocess(plan.kernel.postprocess_dv,
+  return launch_postprocess(plan.kernel.splits.postprocess_dv,
                             {row_tensor(a.dv), accum.dv, tiles, 1, 1, a.accumulate_dkv},
                             plan.grids.postprocess_dv, true, stream);
 }
@@ -245,6 +247,8 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
   const RowTiles tiles{scratch.numbers, a.seqlen_q, arrays.q_tiles.tiles(),
                        a.lengths_q.in_one_tensor};
   const int64_t preprocess = plan.grids.preprocess;
+  const bool has_last_wave = plan.last_wave.splits > 0;
+  const BackwardPlan last = has_last_wave ? plan_of_last_wave(plan) : plan;
   cudaError_t error =
       launches & kPreprocess ? prepare(plan, arrays, workspace, stream) : cudaSuccess;
   if (error == cudaSuccess && launches & kPreprocess) {
@@ -252,8 +256,12 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
     error = launch(kernel.preprocess, unsigned(preprocess), kPreprocessThreads, 0, &p, {}, stream);
   }
   if (error == cudaSuccess && launches & kMain) {
-    error = launch_main(plan, score, arrays, workspace, launches & kPreprocess && preprocess > 0,
-                        stream);
+    bool pdl = launches & kPreprocess && preprocess > 0;
+    if (has_last_wave) {
+      error = launch_main(last, nullptr, Arrays(last, workspace), workspace, pdl, stream);
+      pdl = true;
+    }
+    if (error == cudaSuccess) error = launch_main(plan, score, arrays, workspace, pdl, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess) {
     const PostprocessParams p{
@@ -263,7 +271,7 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
                                launches != kPostprocess, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess && arrays.dkv_accum.dk) {
-    error = launch_postprocess_dkv(plan, arrays.dkv_accum, stream);
+    error = launch_postprocess_dkv(last, Arrays(last, workspace).dkv_accum, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess && a.d_sink) {
     error = sum_sink_gradients({arrays.sink_sums, int(a.q.batches), scratch.numbers.heads,

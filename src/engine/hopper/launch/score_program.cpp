@@ -42,7 +42,7 @@ std::array<cuda::ConfigField, 11> fields_of(const BackwardConfig& c) {
            {"ds_stages", "int", c.ds_stages},
            {"helpers", "bool", c.helpers},
            {"variant", "Variant", int(c.variant)},
-           {"splits_heads", "bool", c.splits_heads},
+           {"splits_steps", "bool", c.splits_steps},
            {"block_mask", "bool", c.block_mask}}};
 }
 

@@ -8,12 +8,13 @@
 
 namespace fa3::hopper {
 
-// The query heads that share keys may be split, each split with a CTA of its own.
+// The steps of a key block, through the queries of all heads that share it, may be split, each
+// split with a CTA of its own.
 struct KeyBlockIndex {
   int n_block;
   int kv_head;
   int batch;
-  int head_split;
+  int step_split;
 };
 
 // Heads, or splits of them, come in sections whose Q, dO and dQ fit the L2 cache. Within a section
@@ -28,29 +29,41 @@ struct KeyBlockOrder {
   int section_heads;  // or splits of heads
   int last_section;   // its first head, of all batch entries
   bool last_keys_first;
-  unsigned char head_splits = 1;  // of the query heads of a kv head
+  unsigned char step_splits = 1;  // of a key block's steps
 
   // What a CTA divides by before it can load anything. Extents that no launch has may overflow.
   cuda::Divisor by_n_blocks = num_n_blocks;
   cuda::Divisor by_section_heads = section_heads;
   cuda::Divisor by_last_heads =
-      int(unsigned(num_kv_heads) * unsigned(num_batches) * head_splits - unsigned(last_section));
+      int(unsigned(num_kv_heads) * unsigned(num_batches) * step_splits - unsigned(last_section));
   cuda::Divisor by_kv_heads = num_kv_heads;
-  cuda::Divisor by_head_splits = head_splits;
+  cuda::Divisor by_step_splits = step_splits;
 
   FA3_HD constexpr int num_tiles() const {
-    return num_n_blocks * num_kv_heads * num_batches * head_splits;
+    return num_n_blocks * num_kv_heads * num_batches * step_splits;
   }
 
   FA3_HD constexpr KeyBlockIndex at(int tile) const {
     const Place place = place_of(tile);
-    const int head = place.split / by_head_splits;
-    return index(place.n, head, place.split - head * head_splits);
+    const int head = place.split / by_step_splits;
+    return index(place.n, head, place.split - head * step_splits);
   }
-  // For kernels that split no heads.
+  // For kernels that split no steps.
   FA3_HD constexpr KeyBlockIndex unsplit_at(int tile) const {
     const Place place = place_of(tile);
     return index(place.n, place.split, 0);
+  }
+
+  // A split's part of a key block's steps. Each has as many, but the last ones fewer or none: those
+  // of whole query heads, where the splits divide the heads.
+  struct Share {
+    int first;
+    int count;
+  };
+  FA3_HD constexpr Share share_of(int steps, int split) const {
+    const int each = (steps + step_splits - 1) / by_step_splits;
+    const int first = split * each < steps ? split * each : steps;
+    return {first, steps - first < each ? steps - first : each};
   }
 
  private:

@@ -88,10 +88,10 @@ BackwardKernel no_backward_kernel() {
                         .postprocess = kNoKernel<kRows, Part::kPostprocess>,
                         .smem_bytes = kSomeSmem,
                         .main_deterministic = kNoKernel<kMain.deterministic()>};
-  if constexpr (kMain.can_split_heads()) {
-    kernel.main_head_splits = kNoKernel<kMain.with_head_splits()>;
-    kernel.postprocess_dk = kNoKernel<kRows.for_dk_rows(), Part::kPostprocess>;
-    kernel.postprocess_dv = kNoKernel<kRows.for_dv_rows(), Part::kPostprocess>;
+  if constexpr (kMain.can_split_steps()) {
+    kernel.splits = {kMain.with_step_splits(), kNoKernel<kMain.with_step_splits()>, kSomeSmem,
+                     kNoKernel<kRows.for_dk_rows(), Part::kPostprocess>,
+                     kNoKernel<kRows.for_dv_rows(), Part::kPostprocess>};
   }
   if constexpr (kMain.can_take_short_sequences()) {
     kernel.short_sequences = kNoKernel<kMain.for_short_sequences(), Part::kShortSequences>;

@@ -41,11 +41,12 @@ class DenseKeyBlock {
   }
 
   __device__ __forceinline__ void move_to(int tile) {
-    at_ = C.splits_heads ? params_.order.at(tile / C.ctas())
+    at_ = C.splits_steps ? params_.order.at(tile / C.ctas())
                          : params_.order.unsplit_at(tile / C.ctas());
     steps_ = query_steps(params_.extents, at_.n_block * C.keys_of_cluster(), C.keys_of_cluster(),
                          C.block_m);
-    num_steps_ = steps_.per_head() * heads();
+    num_steps_ = steps_of_group();
+    if constexpr (C.splits_steps) num_steps_ = share().count;
   }
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
@@ -54,7 +55,12 @@ class DenseKeyBlock {
   __device__ __forceinline__ QuerySteps steps() const { return steps_; }
   __device__ __forceinline__ QueryBlock first_queries() const {
     QueryBlock block = QueryBlock::first(params_, at_.kv_head, steps_);
-    block.head += at_.head_split * heads();
+    if constexpr (C.splits_steps) {
+      const int first = share().first;
+      const int head = first / max(steps_.per_head(), 1);
+      block.head += head;
+      block.m_block += first - head * steps_.per_head();
+    }
     return block;
   }
   __device__ __forceinline__ QueryBlock first_loaded() const { return first_queries(); }
@@ -89,9 +95,12 @@ class DenseKeyBlock {
   __device__ __forceinline__ ptx::TileCoordinates keys_from(int first) const {
     return {0, first, at_.kv_head, at_.batch};
   }
-  // Query heads of this CTA.
-  __device__ __forceinline__ int heads() const {
-    return params_.heads_per_kv_head / (C.splits_heads ? params_.order.head_splits : 1);
+  // The queries of all heads that share the keys.
+  __device__ __forceinline__ int steps_of_group() const {
+    return steps_.per_head() * params_.heads_per_kv_head;
+  }
+  __device__ __forceinline__ KeyBlockOrder::Share share() const {
+    return params_.order.share_of(steps_of_group(), at_.step_split);
   }
 
   const BackwardParams& params_;

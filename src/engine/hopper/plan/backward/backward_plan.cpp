@@ -7,6 +7,7 @@
 
 #include "core/ceil_div.h"
 #include "core/workspace.h"
+#include "engine/hopper/plan/backward/last_wave.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {
@@ -92,7 +93,7 @@ int choose_head_splits(const BackwardPlan& plan, int num_sms) {
   const BackwardCall& a = plan.call;
   const int64_t heads = a.heads_per_kv_head();
   const int64_t key_blocks = capped_product(plan.k_blocks.in_all, c.ctas(), a.k.heads);
-  if (!c.can_split_heads() || !a.is_causal() || a.deterministic || heads <= 1) return 1;
+  if (!c.can_split_steps() || !a.is_causal() || a.deterministic || heads <= 1) return 1;
   if (a.q.rows == 0 || key_blocks == 0) return 1;
   const bool fills = plan.k_blocks.of_entry * c.ctas() >= filling_blocks(num_sms);
   if (!fills && key_blocks > kFewKeyBlocksPerSm * num_sms && heads * a.q.rows <= kShortRows) {
@@ -132,7 +133,9 @@ int64_t even_heads(const BackwardConfig& c, const BackwardCall& a, int64_t heads
   return std::min({most, fitting, ceil_div(int64_t{kEvenTilesPerSm} * num_sms, n_blocks)});
 }
 
-KeyBlockOrder order_of(const BackwardPlan& plan, int splits, int num_sms) {
+// wave_clusters: in a last wave (last_wave.h), which are taken from a last section of one batch
+// entry.
+KeyBlockOrder order_of(const BackwardPlan& plan, int splits, int64_t wave_clusters, int num_sms) {
   const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
   const int64_t split_bytes = a.heads_per_kv_head() / splits * head_bytes(c, a);
@@ -141,15 +144,22 @@ KeyBlockOrder order_of(const BackwardPlan& plan, int splits, int num_sms) {
   const int64_t n_blocks = clusters * c.ctas();
   const int64_t fitting = kSectionBytes / std::max<int64_t>(split_bytes, 1);
   const int64_t apart = a.deterministic ? heads_apart(c, n_blocks, split_bytes, num_sms) : 1;
-  const int64_t section_heads = std::clamp<int64_t>(std::max(fitting, apart), 1, heads);
-  const int64_t last_heads = even_heads(c, a, heads, splits, n_blocks, split_bytes, num_sms);
+  const int64_t most_heads = wave_clusters > 0 ? a.k.heads : heads;
+  const int64_t section_heads = std::clamp<int64_t>(std::max(fitting, apart), 1, most_heads);
+  const int64_t last_heads = wave_clusters > 0
+                                 ? ceil_div(wave_clusters, clusters)
+                                 : even_heads(c, a, heads, splits, n_blocks, split_bytes, num_sms);
   return {.num_n_blocks = int(clusters),
           .num_kv_heads = int(a.k.heads),
           .num_batches = int(a.k.batches),
           .section_heads = int(section_heads),
           .last_section = int((heads - last_heads) / section_heads * section_heads),
           .last_keys_first = a.deterministic && (c.general() || a.is_causal()),
-          .head_splits = static_cast<unsigned char>(splits)};
+          .step_splits = static_cast<unsigned char>(splits)};
+}
+
+int64_t num_key_blocks(const BackwardPlan& plan) {
+  return capped_product(plan.k_blocks.in_all, plan.call.k.heads);
 }
 
 BackwardWorkspace lay_out(const BackwardPlan& plan) {
@@ -164,10 +174,12 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   if (a.deterministic || plan.main_config.persistent)
     w.dq_semaphore = place<int>(allocator, blocks);
   if (a.has_sink) w.sink_sums = place<float>(allocator, blocks);
-  if (plan.head_splits() > 1) {
-    const int64_t key_blocks = capped_product(plan.k_blocks.in_all, a.k.heads);
-    const int64_t dk_floats = capped_product(key_blocks, c.dk_accum().block_floats());
-    const int64_t floats = dk_floats + capped_product(key_blocks, c.dv_accum().block_floats());
+  if (plan.has_sums()) {
+    const BackwardConfig& split = plan.kernel.splits.config;
+    const int64_t key_blocks =
+        plan.last_wave.splits > 0 ? num_key_blocks(plan_of_last_wave(plan)) : num_key_blocks(plan);
+    const int64_t dk_floats = capped_product(key_blocks, split.dk_accum().block_floats());
+    const int64_t floats = dk_floats + capped_product(key_blocks, split.dv_accum().block_floats());
     w.dk_accum = place<float>(allocator, floats);
     w.dv_accum = w.dk_accum + capped_product(dk_floats, int64_t{sizeof(float)});
     w.dkv_accum_bytes = capped_product(floats, int64_t{sizeof(float)});
@@ -187,6 +199,14 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   return w;
 }
 
+// The CTAs that the plan's own launch leaves out.
+int64_t ctas_of_last_wave(const BackwardPlan& plan) {
+  if (plan.last_wave.splits == 0) return 0;
+  const BackwardConfig& c = plan.kernel.config;
+  const int64_t of_head = plan.order.num_n_blocks - plan.last_wave.first_key / c.keys_of_cluster();
+  return of_head * plan.last_wave.heads * c.ctas();
+}
+
 BackwardGrids grids_of(const BackwardPlan& plan, int num_sms) {
   const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
@@ -195,12 +215,11 @@ BackwardGrids grids_of(const BackwardPlan& plan, int num_sms) {
   const int64_t ctas =
       plan.main_config.persistent ? std::min<int64_t>(plan.num_tiles, num_sms) : plan.num_tiles;
   BackwardGrids grids{.preprocess = plan.num_query_blocks(),
-                      .main = a.has_no_keys() ? 0 : ctas,
+                      .main = a.has_no_keys() ? 0 : ctas - ctas_of_last_wave(plan),
                       .postprocess = capped_product(plan.num_query_blocks(), c.dq_accum().parts())};
-  if (plan.head_splits() > 1) {
-    const int64_t key_blocks = capped_product(plan.k_blocks.in_all, a.k.heads);
-    grids.postprocess_dk = capped_product(key_blocks, c.dk_accum().parts());
-    grids.postprocess_dv = capped_product(key_blocks, c.dv_accum().parts());
+  if (plan.step_splits() > 1) {
+    grids.postprocess_dk = capped_product(num_key_blocks(plan), c.dk_accum().parts());
+    grids.postprocess_dv = capped_product(num_key_blocks(plan), c.dv_accum().parts());
   }
   return grids;
 }
@@ -224,12 +243,16 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
   if (call.has_nothing_to_do()) return plan;
   plan.short_sequences = has_short_sequences(c, call);
   if (plan.short_sequences) plan.short_pack = short_pack_of(call);
-  plan.order.head_splits = static_cast<unsigned char>(splits);
-  if (call.k.heads > 0 && !call.has_no_keys()) plan.order = order_of(plan, splits, num_sms);
+  plan.order.step_splits = static_cast<unsigned char>(splits);
+  if (call.k.heads > 0 && !call.has_no_keys()) {
+    const int64_t clusters = clusters_in_last_wave(plan, num_sms);
+    plan.order = order_of(plan, splits, clusters, num_sms);
+    plan.last_wave = last_wave_of(plan, clusters, num_sms);
+  }
   plan.main = call.deterministic ? kernel.main_deterministic
-              : splits > 1       ? kernel.main_head_splits
+              : splits > 1       ? kernel.splits.main
                                  : kernel.main;
-  plan.main_config = call.deterministic ? c.deterministic() : splits > 1 ? c.with_head_splits() : c;
+  plan.main_config = call.deterministic ? c.deterministic() : splits > 1 ? kernel.splits.config : c;
   plan.tail_tiles = kTailTilesPerSm * num_sms / c.ctas();
   if (c.block_mask) {
     const cuda::TileCapacity capacity{plan.q_blocks.in_all, plan.k_blocks.in_all};

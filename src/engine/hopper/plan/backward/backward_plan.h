@@ -19,7 +19,7 @@ struct BackwardWorkspace {
   int64_t delta = kNone;
   int64_t dq_semaphore = kNone;  // deterministic calls, persistent kernels
   int64_t sink_sums = kNone;     // calls with sinks
-  int64_t dk_accum = kNone;      // where query heads are split; dV's lies behind dK's
+  int64_t dk_accum = kNone;      // where steps are split; dV's lies behind dK's
   int64_t dv_accum = kNone;
   int64_t dkv_accum_bytes = 0;  // of both
   int64_t q_tiles = kNone;      // varlen calls: the list of tiles, and how many there are
@@ -47,6 +47,15 @@ struct BackwardGrids {
   int64_t postprocess_dv = 0;
 };
 
+// Key blocks of equal length that a last wave of CTAs would have, fewer than there are SMs: the
+// last keys of the last heads of the last batch entry. Their steps are split over all SMs, in a
+// launch of its own before that of the others.
+struct LastWave {
+  int64_t heads = 0;      // of keys
+  int64_t first_key = 0;  // of each
+  int splits = 0;         // of their steps; 0: there is no such launch
+};
+
 struct BackwardPlan {
   BackwardKernel kernel;
   BackwardCall call;
@@ -54,17 +63,20 @@ struct BackwardPlan {
   RowBlockCounts k_blocks;
   KeyBlockOrder order{};
   cuda::BlockListParams lists{};  // of a block mask
-  int64_t num_tiles = 0;          // key blocks, times head splits
+  int64_t num_tiles = 0;          // key blocks, times their splits
   const void* main = nullptr;     // of a score function: found when it runs
   BackwardConfig main_config;
   int tail_tiles = 0;  // varlen: the last clusters' key blocks, longest first whatever their head
   bool short_sequences = false;  // one launch does it all: no sequence is longer than a tile
   cuda::PackGqa short_pack;      // the query heads that it has in a tile
-  BackwardGrids grids;           // all 0: there is nothing to do
+  LastWave last_wave;
+  BackwardGrids grids;  // all 0: there is nothing to do
   BackwardWorkspace workspace;
 
   int64_t num_query_blocks() const;  // of all heads
-  int head_splits() const { return order.head_splits; }
+  int step_splits() const { return order.step_splits; }
+  // Whether CTAs add to sums of dK and dV.
+  bool has_sums() const { return step_splits() > 1 || last_wave.splits > 0; }
 };
 
 // The plan of a call for a kernel that can do it, on this many SMs.

@@ -203,8 +203,11 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
     why += "; a tile holds a whole sequence";
   } else if (plan.call.deterministic) {
     why += "; key blocks add to dQ in one order";
-  } else if (plan.head_splits() > 1) {
-    why += concat("; the query heads of a key block in ", plan.head_splits(),
+  } else if (plan.step_splits() > 1) {
+    why += concat("; the query heads of a key block in ", plan.step_splits(),
+                  " splits, which add up dK and dV");
+  } else if (plan.last_wave.splits > 0) {
+    why += concat("; key blocks of a last wave of few in ", plan.last_wave.splits,
                   " splits, which add up dK and dV");
   }
   return why;

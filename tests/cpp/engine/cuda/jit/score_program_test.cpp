@@ -66,7 +66,7 @@ TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
     compiles(config);
     if (is_quick() || row.config.head_dim != 128) continue;  // minutes otherwise
     compiles(config.deterministic());
-    compiles(config.with_head_splits());
+    compiles(config.with_step_splits());
     compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
   }
   score.slope = "return 0.5f * score;";

@@ -118,20 +118,24 @@ const std::vector<machine::Pace>& paces(bool pairs) {
 }
 
 template <BackwardConfig C>
+void all_work_is_done_once(const BackwardRun<C>& run) {
+  for (const machine::Pace& pace : paces(C.pairs())) {
+    for (unsigned seed = 0; seed < num_seeds(); ++seed) {
+      const auto number = unsigned(&pace - paces(C.pairs()).data());
+      const int tile = int((seed * 7 + number) * C.ctas() % unsigned(std::max(run.tiles(), 1)));
+      SCOPED_TRACE(std::string(pace.name) + ", seed " + std::to_string(seed) + ", tile " +
+                   std::to_string(tile));
+      run.expect_all_work_done(tile, run.run(tile, {.seed = seed, .pace = pace}));
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+template <BackwardConfig C>
 void all_work_is_done_once(std::span<const Shape> shapes, bool deterministic = false) {
   for (const Shape& shape : shapes) {
-    const BackwardRun<C> run(shape, deterministic);
-    for (const machine::Pace& pace : paces(C.pairs())) {
-      for (unsigned seed = 0; seed < num_seeds(); ++seed) {
-        const auto number = unsigned(&pace - paces(C.pairs()).data());
-        const int tile = int((seed * 7 + number) * C.ctas() % unsigned(std::max(run.tiles(), 1)));
-        SCOPED_TRACE(std::string(pace.name) + ", seed " + std::to_string(seed) + ", tile " +
-                     std::to_string(tile) + ", " + std::to_string(shape.seqlen_q) + "x" +
-                     std::to_string(shape.seqlen_k));
-        run.expect_all_work_done(tile, run.run(tile, {.seed = seed, .pace = pace}));
-        if (testing::Test::HasFailure()) return;
-      }
-    }
+    SCOPED_TRACE(std::to_string(shape.seqlen_q) + "x" + std::to_string(shape.seqlen_k));
+    all_work_is_done_once(BackwardRun<C>(shape, deterministic));
+    if (testing::Test::HasFailure()) return;
   }
 }
 
@@ -239,9 +243,33 @@ TEST(BackwardProtocol, head_splits_add_up_dk_and_dv_once_in_any_order) {
          .batches = 2,
          .mask = kCausal},
     };
-    EXPECT_EQ(BackwardRun<C>(kSplit[0]).head_splits(), 7);
-    EXPECT_EQ(BackwardRun<C>(kSplit[1]).head_splits(), 4);
+    EXPECT_EQ(BackwardRun<C>(kSplit[0]).step_splits(), 7);
+    EXPECT_EQ(BackwardRun<C>(kSplit[1]).step_splits(), 4);
     all_work_is_done_once<C>(std::span(kSplit));
+  });
+}
+
+// On the first number of SMs that leaves a few.
+TEST(BackwardProtocol, a_last_wave_of_few_key_blocks_is_split_and_adds_up_dk_and_dv_once) {
+  for_every_row<Variant::kDense>([]<BackwardConfig C>() {
+    for (const int group : {1, 2}) {
+      const Shape shape{.seqlen_q = 30 * C.block_m - 7,
+                        .seqlen_k = 600,
+                        .heads = 3 * group,
+                        .kv_heads = 3,
+                        .batches = 2};
+      int sms = 4;
+      while (BackwardRun<C>(shape, MainLaunch::kWhole, sms).last_wave().splits == 0) {
+        ASSERT_LT(++sms, 16);
+      }
+      const BackwardRun<C> whole(shape, MainLaunch::kWhole, sms),
+          last(shape, MainLaunch::kLastWave, sms);
+      EXPECT_EQ(whole.step_splits(), 1);
+      EXPECT_EQ(last.step_splits(), whole.last_wave().splits);
+      EXPECT_EQ(last.tiles() % last.step_splits(), 0);
+      all_work_is_done_once(whole);
+      all_work_is_done_once(last);
+    }
   });
 }
 

@@ -42,7 +42,7 @@ class BackwardDepartures {
       }
     }
     for (int w = 0; w < C.sum_warpgroups(); ++w) {
-      if (launch_.params.order.head_splits > 1) {
+      if (launch_.params.order.step_splits > 1) {
         if (!blocks.empty()) add_to_sums(all, at, w);
         continue;
       }
@@ -59,11 +59,11 @@ class BackwardDepartures {
       const bool stores_dv = !C.splits_dkv() || w == int(KeyGradient::kDv);
       if (rows == 0) continue;
       for (int column = 0; stores_dk && column < C.head_dim; column += C.k_tile().slab_columns()) {
-        all.push_back({warp, &launch_.dk, key, rows, column, at.kv_head, at.keys.batch, false});
+        all.push_back({warp, launch_.dk, key, rows, column, at.kv_head, at.keys.batch, false});
       }
       for (int column = 0; stores_dv && column < C.head_dim_v;
            column += C.v_tile().slab_columns()) {
-        all.push_back({warp, &launch_.dv, key, rows, column, at.kv_head, at.keys.batch, false});
+        all.push_back({warp, launch_.dv, key, rows, column, at.kv_head, at.keys.batch, false});
       }
     }
   }
@@ -72,7 +72,7 @@ class BackwardDepartures {
   // warp's.
   std::set<const void*> wide_rows_of(const Work& at) const {
     std::set<const void*> all;
-    if (launch_.params.order.head_splits > 1) return all;
+    if (launch_.params.order.step_splits > 1) return all;
     const int first = at.n_block * C.block_n;
     for (int row = first; row < std::min(first + C.block_n, at.keys.count); ++row) {
       if (row % kRowDistance != 0) continue;
@@ -80,8 +80,8 @@ class BackwardDepartures {
           (int64_t{at.keys.batch} * launch_.shape.k_rows() + at.keys.begin + row) *
               launch_.shape.kv_heads +
           at.kv_head;
-      const auto add = [&](const char& tensor, int columns) {
-        const auto address = reinterpret_cast<uintptr_t>(&tensor);
+      const auto add = [&](const void* tensor, int columns) {
+        const auto address = reinterpret_cast<uintptr_t>(tensor);
         for (int column = 0; column < columns; column += AccumLayout::kColumnsPerGroup) {
           const int64_t element = place * columns + column;
           all.insert(reinterpret_cast<const void*>(address + uintptr_t(element) * sizeof(float)));

@@ -74,16 +74,16 @@ class BackwardProducts {
                   a == nullptr};  // to sums
     };
     const auto s = [&](QueryBlock b) {
-      return product(&launch_.k, &launch_.q, b, C.block_m, C.head_dim);
+      return product(launch_.k, launch_.q, b, C.block_m, C.head_dim);
     };
     const auto dp = [&](QueryBlock b) {
-      return product(&launch_.v, &launch_.d_o, b, C.block_m, C.head_dim_v);
+      return product(launch_.v, launch_.d_o, b, C.block_m, C.head_dim_v);
     };
     const auto dv = [&](QueryBlock b) {
-      return product(nullptr, &launch_.d_o, b, C.head_dim_v, C.block_m);
+      return product(nullptr, launch_.d_o, b, C.head_dim_v, C.block_m);
     };
     const auto dk = [&](QueryBlock b) {
-      return product(nullptr, &launch_.q, b, C.head_dim, C.block_m);
+      return product(nullptr, launch_.q, b, C.head_dim, C.block_m);
     };
     for (size_t i = 0; i < blocks.size(); ++i) {
       const QueryBlock b = blocks[i];
@@ -93,7 +93,7 @@ class BackwardProducts {
         const int at_once = columns == 256 ? 128 : columns;  // more do not fit the registers
         for (int first = 0; first < columns; first += at_once) {
           steps.push_back(
-              product(nullptr, sums_dv ? &launch_.d_o : &launch_.q, b, at_once, C.block_m, first));
+              product(nullptr, sums_dv ? launch_.d_o : launch_.q, b, at_once, C.block_m, first));
         }
         continue;
       }
@@ -124,7 +124,7 @@ class BackwardProducts {
     for (int part = at.first_part(); part < at.first_part() + C.dq_parts(); ++part) {
       const auto add = [&](const Work& keys, int sender) {
         // Where P lies in dS's place, each dS is the second filling, P the first.
-        steps.push_back({nullptr, 0, C.p_lies_in_ds() ? 2 * filling : filling, sender, &launch_.k,
+        steps.push_back({nullptr, 0, C.p_lies_in_ds() ? 2 * filling : filling, sender, launch_.k,
                          keys.key_row(0), parts.first_column(part), at.kv_head, at.keys.batch,
                          parts.columns(), C.block_n, sender > 0});
       };

@@ -31,9 +31,11 @@ class BackwardRun {
   static constexpr int kPlannedSms = LaunchedBackward<C>::kPlannedSms;
 
   explicit BackwardRun(const Shape& s, bool deterministic = false) : launch_(s, deterministic) {}
+  BackwardRun(const Shape& s, MainLaunch main, int sms) : launch_(s, false, main, sms) {}
 
   int tiles() const { return launch_.tiles; }
-  int head_splits() const { return launch_.params.order.head_splits; }
+  const LastWave& last_wave() const { return launch_.last_wave; }
+  int step_splits() const { return launch_.params.order.step_splits; }
 
   // Of a pair: both CTAs.
   Outcome run(int tile, machine::Setting setting) const {
@@ -56,8 +58,8 @@ class BackwardRun {
                              .count = C.ctas(),
                              .cluster = C.ctas()};
     return machine::run_ctas(setting, kWarps, ctas, [this] {
-      if constexpr (C.can_split_heads()) {
-        if (head_splits() > 1) return backward_kernel<C.with_head_splits()>(launch_.params);
+      if constexpr (C.can_split_steps()) {
+        if (step_splits() > 1) return backward_kernel<C.with_step_splits()>(launch_.params);
       }
       backward_kernel<C>(launch_.params);
     });

@@ -21,7 +21,7 @@ struct BackwardWork {
   QueryRows keys;
   KeyRows queries;
   ScratchPlace scratch;
-  int head_split = 0;
+  int step_split = 0;
   int sequence = 0;
   int rank = 0;
 
@@ -65,12 +65,10 @@ class BackwardWorks {
   // By the mask rule, not by query_steps(): head after head, the blocks with a query that sees a
   // key.
   std::vector<QueryBlock> blocks_of(const Work& at) const {
-    const int group = launch_.shape.heads / launch_.shape.kv_heads,
-              heads = group / launch_.params.order.head_splits;
-    const int first_head = at.kv_head * group + at.head_split * heads,
-              first_key = at.n_block * C.keys_of_cluster();
+    const int group = launch_.shape.heads / launch_.shape.kv_heads;
+    const int first_head = at.kv_head * group, first_key = at.n_block * C.keys_of_cluster();
     std::vector<QueryBlock> blocks;
-    for (int head = first_head; head < first_head + heads; ++head) {
+    for (int head = first_head; head < first_head + group; ++head) {
       for (int m = 0; m * C.block_m < at.queries.count; ++m) {
         bool sees = sees_keys(at, m, first_key, C.keys_of_cluster());
         if (C.block_mask) {
@@ -81,7 +79,7 @@ class BackwardWorks {
         if (sees) blocks.push_back({head, m});
       }
     }
-    return blocks;
+    return share_of(blocks, at.step_split);
   }
 
   // Those that a warpgroup of dK and dV multiplies. Where some of them see its keys, general
@@ -141,7 +139,7 @@ class BackwardWorks {
               {at.batch, 0, 0, s.seqlen_k, s.seqlen_k},
               {at.batch, 0, s.seqlen_q},
               {at.batch, 0},
-              at.head_split,
+              at.step_split,
               at.batch};
     }
     const int entry = tile / s.kv_heads;
@@ -169,6 +167,15 @@ class BackwardWorks {
     return launch_.params.order.last_keys_first && !C.block_mask
                ? index.m_block
                : sequence.order.num_m_blocks - 1 - index.m_block;
+  }
+
+  // A split's steps: as many as any other's, but for the last ones.
+  std::vector<QueryBlock> share_of(const std::vector<QueryBlock>& blocks, int split) const {
+    const size_t splits = launch_.params.order.step_splits;
+    const size_t each = (blocks.size() + splits - 1) / splits;
+    const auto end_of = [&](size_t number) { return std::min(number * each, blocks.size()); };
+    const auto first = blocks.begin();
+    return {first + ptrdiff_t(end_of(size_t(split))), first + ptrdiff_t(end_of(size_t(split) + 1))};
   }
 
   bool sees_keys(const Work& at, int m_block, int first_key, int num_keys) const {

@@ -10,26 +10,33 @@
 
 #include "engine/hopper/backward/backward_kernel.cuh"
 #include "engine/hopper/launch/launch_backward.h"
+#include "engine/hopper/plan/backward/last_wave.h"
 #include "host_runtime.h"
 #include "random_map.h"
 #include "shape.h"
 
 namespace fa3::hopper {
 
+// One of a call's launches of the main kernel.
+enum class MainLaunch { kWhole, kLastWave };
+
 template <BackwardConfig C>
 class LaunchedBackward {
  public:
   static constexpr int kPlannedSms = C.persistent ? 2 : 132;
 
-  explicit LaunchedBackward(const Shape& s, bool deterministic = false) : shape(s) {
+  // A last wave's shape is that of the part of the call that it has.
+  explicit LaunchedBackward(const Shape& s, bool deterministic = false,
+                            MainLaunch main = MainLaunch::kWhole, int sms = kPlannedSms)
+      : shape(s) {
     BackwardCall a;
-    a.q = span(&q, s.q_rows(), s.heads, C.head_dim);
-    a.k = span(&k, s.k_rows(), s.kv_heads, C.head_dim);
-    a.v = span(&v, s.k_rows(), s.kv_heads, C.head_dim_v);
-    a.o = a.d_o = span(&d_o, s.q_rows(), s.heads, C.head_dim_v);
-    a.dq = span(&dq, s.q_rows(), s.heads, C.head_dim);
-    a.dk = span(&dk, s.k_rows(), s.kv_heads, C.head_dim);
-    a.dv = span(&dv, s.k_rows(), s.kv_heads, C.head_dim_v);
+    a.q = span(&q_, s.q_rows(), s.heads, C.head_dim);
+    a.k = span(&k_, s.k_rows(), s.kv_heads, C.head_dim);
+    a.v = span(&v_, s.k_rows(), s.kv_heads, C.head_dim_v);
+    a.o = a.d_o = span(&d_o_, s.q_rows(), s.heads, C.head_dim_v);
+    a.dq = span(&dq_, s.q_rows(), s.heads, C.head_dim);
+    a.dk = span(&dk_, s.k_rows(), s.kv_heads, C.head_dim);
+    a.dv = span(&dv_, s.k_rows(), s.kv_heads, C.head_dim_v);
     a.scale = a.gradient_scale = 1;
     a.deterministic = deterministic;
     a.mask = s.mask;
@@ -40,17 +47,30 @@ class LaunchedBackward {
     a.lengths_q = s.lengths_q();
     a.lengths_k = s.lengths_k();
     if (C.block_mask) a.block_mask = mask = map_.make(s, 1);
-    machine::on_launch = [this](const void* function, dim3 grid, const void* given, bool) {
-      if (function != &main_ && function != &main_head_splits_) return;
+    BackwardKernel kernel{C, &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_};
+    if constexpr (C.can_split_steps()) {
+      kernel.splits = {C.with_step_splits(), &main_splits_, kernel.smem_bytes, &post_, &post_};
+    }
+    const BackwardPlan plan = plan_launches(kernel, a, sms);
+    last_wave = plan.last_wave;
+    const BackwardPlan launched = main == MainLaunch::kWhole ? plan : plan_of_last_wave(plan);
+    machine::on_launch = [&](const void* function, dim3 grid, const void* given, bool) {
+      if (function != launched.main) return;
       tiles = int(grid.x);
       params = *static_cast<const BackwardParamsOf<C>*>(given);
     };
-    const BackwardKernel kernel{
-        C,      &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_, &main_head_splits_,
-        &post_, &post_};
-    const BackwardPlan plan = plan_launches(kernel, a, kPlannedSms);
     workspace_.resize(size_t(plan.workspace.bytes));
     EXPECT_EQ(launch_backward(plan, workspace_.data(), nullptr), cudaSuccess);
+    machine::on_launch = {};
+
+    const BackwardCall& of = launched.call;
+    q = of.q.data, k = of.k.data, v = of.v.data, d_o = of.d_o.data;
+    dk = of.dk.data, dv = of.dv.data;
+    if (main == MainLaunch::kLastWave) {
+      shape.heads = int(of.q.heads), shape.kv_heads = int(of.k.heads);
+      shape.seqlen_k = of.seqlen_k;
+      shape.batches = 1;
+    }
   }
 
   LaunchedBackward(const LaunchedBackward&) = delete;
@@ -58,14 +78,13 @@ class LaunchedBackward {
   // Whether additions to dQ have one. Persistent CTAs draw tiles from the first counter.
   bool has_order() const { return params.scratch.dq_semaphore && !C.persistent; }
 
-  const Shape shape;
+  Shape shape;
   BackwardParamsOf<C> params{};
   BlockMask mask;
+  LastWave last_wave;  // of the plan
   int tiles = 0;
   // These stand for tensors.
-  const char q = 0, k = 0, v = 0, d_o = 0, dq = 0;
-  alignas(float) const char dk = 0;
-  alignas(float) const char dv = 0;
+  const void *q, *k, *v, *d_o, *dk, *dv;
 
  private:
   TensorSpan span(const void* data, int rows, int heads, int columns) const {
@@ -73,7 +92,10 @@ class LaunchedBackward {
             int64_t{rows} * heads * columns, int64_t{heads} * columns, columns};
   }
 
-  char pre_ = 0, main_ = 0, main_head_splits_ = 0, post_ = 0;  // and these for kernels
+  char q_ = 0, k_ = 0, v_ = 0, d_o_ = 0, dq_ = 0;
+  alignas(float) char dk_ = 0;
+  alignas(float) char dv_ = 0;
+  char pre_ = 0, main_ = 0, main_splits_ = 0, post_ = 0;  // and these for kernels
   std::vector<char> workspace_;
   RandomMap map_;
 };

@@ -114,7 +114,7 @@ TEST(BackwardTable, rows_for_dense_calls_have_the_tiles_of_those_for_all) {
     EXPECT_TRUE(c.block_m == o.block_m && c.block_n == o.block_n && !o.pairs() && !o.persistent);
     EXPECT_TRUE(c.pairs() != c.persistent);
     EXPECT_EQ(c.dq_parts() * c.ctas(), o.dq_parts());
-    EXPECT_FALSE(c.can_split_heads() || c.can_take_short_sequences());
+    EXPECT_FALSE(c.can_split_steps() || c.can_take_short_sequences());
   }
 }
 
@@ -145,7 +145,9 @@ constexpr int kH200Sms = 132;
 // A kernel instance without functions.
 BackwardKernel kernel_for(int64_t head_dim, int64_t head_dim_v, Variant v = Variant::kDense) {
   const auto row = size_t(select_backward_kernel(head_dim, head_dim_v));
-  return {.config = kBackwardTable[row].config.with(Element::kBf16, v)};
+  BackwardKernel kernel{.config = kBackwardTable[row].config.with(Element::kBf16, v)};
+  if (kernel.config.can_split_steps()) kernel.splits.config = kernel.config.with_step_splits();
+  return kernel;
 }
 
 BackwardPlan plan_128(const BackwardCall& a, Variant v = Variant::kDense) {
@@ -214,7 +216,7 @@ TEST(BackwardWorkspace, arrays_do_not_overlap) {
 
 TEST(BackwardPlan, splits_the_query_heads_of_causal_key_blocks) {
   const auto splits = [&](int64_t batches, int64_t rows, int64_t heads_per_kv_head) {
-    return plan_128(grouped(batches, rows, 4 * heads_per_kv_head)).head_splits();
+    return plan_128(grouped(batches, rows, 4 * heads_per_kv_head)).step_splits();
   };
   EXPECT_EQ(splits(16, 1024, 8), 4);  // for 2048 CTAs
   EXPECT_EQ(splits(4, 4096, 8), 4);
@@ -223,7 +225,7 @@ TEST(BackwardPlan, splits_the_query_heads_of_causal_key_blocks) {
   EXPECT_EQ(splits(32, 1024, 8), 1);   // the sums would cost more
   EXPECT_EQ(splits(16, 1024, 6), 6);   // not 4, which are not equal
   EXPECT_EQ(splits(1, 1000, 8), 8);    // a head each
-  EXPECT_EQ(splits(1, 1000, 257), 1);  // more than order.head_splits can hold
+  EXPECT_EQ(splits(1, 1000, 257), 1);  // more than order.step_splits can hold
   EXPECT_EQ(splits(1, 1000, 1), 1);
   EXPECT_EQ(splits(0, 1000, 8), 1);
   EXPECT_EQ(splits(1, 0, 8), 1);
@@ -237,11 +239,11 @@ TEST(BackwardPlan, splits_the_query_heads_of_causal_key_blocks) {
 }
 
 // Q, dO and the sums of dQ take 2 KB a row and head at 256 columns, half of that at 128.
-TEST(BackwardPlan, splits_heads_that_fill_the_sms_into_64_mb_of_rows) {
+TEST(BackwardPlan, splits_steps_that_fill_the_sms_into_64_mb_of_rows) {
   const auto splits = [](int64_t columns, int64_t rows, int64_t heads_per_kv_head) {
     return plan_launches(kernel_for(columns, columns), grouped(1, rows, 4 * heads_per_kv_head),
                          kH200Sms)
-        .head_splits();
+        .step_splits();
   };
   EXPECT_EQ(splits(256, 8192, 4), 1);
   EXPECT_EQ(splits(256, 8192, 5), 5);  // not 2, which are not equal
@@ -273,7 +275,7 @@ TEST(BackwardPlan, of_256_columns_has_pairs_of_CTAs) {
     EXPECT_EQ(tiles(300, 1, v), 6 * 1 * 3);
   }
   const BackwardPlan split = plan_launches(kernel_for(256, 256), grouped(3, 300, 32), kH200Sms);
-  EXPECT_EQ(split.head_splits(), 8);
+  EXPECT_EQ(split.step_splits(), 8);
   EXPECT_EQ(split.num_tiles, 6 * 4 * 3 * 8);
 }
 
@@ -282,6 +284,7 @@ TEST(BackwardWorkspace, of_head_splits_has_a_float_for_each_padded_element_of_dk
   const BackwardKernel kernel = kernel_for(192, 128);
   BackwardCall full = grouped(3, 1000, 32);
   full.mask = {};
+  full.batch_invariant = true;  // no last wave (last_wave_test.cpp)
   EXPECT_EQ(plan_launches(kernel, grouped(3, 1000, 32), kH200Sms).workspace.bytes -
                 plan_launches(kernel, full, kH200Sms).workspace.bytes,
             3 * 4 * 1024 * (192 + 128) * 4);
@@ -354,7 +357,7 @@ TEST(BackwardPlan, takes_the_main_kernel_that_the_call_needs) {
   BackwardKernel kernel = kernel_for(64, 64);  // no helpers, unless they keep the order
   kernel.main = functions;
   kernel.main_deterministic = functions + 1;
-  kernel.main_head_splits = functions + 2;
+  kernel.splits.main = functions + 2;
   const auto main_of = [&](const BackwardCall& a) {
     const BackwardPlan plan = plan_launches(kernel, a, kH200Sms);
     return std::pair(static_cast<const char*>(plan.main) - functions, plan.main_config.threads());
@@ -372,7 +375,7 @@ struct Frozen {
     bool causal, deterministic, general;
   } call;
   struct {
-    int num_n_blocks, section_heads, last_section, head_splits;
+    int num_n_blocks, section_heads, last_section, step_splits;
     bool last_keys_first;
   } order;
   int64_t tiles;
@@ -397,7 +400,7 @@ void expect_frozen(const Frozen& frozen, const BackwardPlan& plan) {
   EXPECT_EQ(plan.order.num_n_blocks, frozen.order.num_n_blocks);
   EXPECT_EQ(plan.order.section_heads, frozen.order.section_heads);
   EXPECT_EQ(plan.order.last_section, frozen.order.last_section);
-  EXPECT_EQ(plan.order.head_splits, frozen.order.head_splits);
+  EXPECT_EQ(plan.order.step_splits, frozen.order.step_splits);
   EXPECT_EQ(plan.order.last_keys_first, frozen.order.last_keys_first);
   EXPECT_EQ(plan.num_tiles, frozen.tiles);
   EXPECT_EQ(plan.workspace.bytes, frozen.workspace_bytes);
@@ -408,7 +411,7 @@ TEST(BackwardPlan, on_132_sms_is_what_was_measured) {
   constexpr Frozen kFrozen[] = {
       {{64, 1, 512, 512, 32, 32, true, false, false}, {4, 32, 0, 1, false}, 128, 4325376},
       {{64, 16, 1024, 1024, 32, 32, true, false, false}, {8, 16, 464, 1, false}, 4096, 138412032},
-      {{64, 4, 4096, 4096, 32, 32, false, false, false}, {32, 4, 124, 1, false}, 4096, 138412032},
+      {{64, 4, 4096, 4096, 32, 32, false, false, false}, {32, 4, 124, 1, false}, 4096, 138674176},
       {{64, 4, 4096, 4096, 32, 32, true, false, false}, {32, 4, 112, 1, false}, 4096, 138412032},
       {{64, 1, 16384, 16384, 32, 32, true, false, false}, {128, 1, 28, 1, false}, 4096, 138412032},
       {{64, 4, 4096, 4096, 32, 32, false, true, false}, {32, 13, 117, 1, false}, 4096, 138428416},
@@ -477,9 +480,9 @@ TEST(BackwardPlan, scales_with_the_number_of_sms) {
     };
     const BackwardPlan even = plan_launches(kernel_for(64, 64), causal, expected.sms);
     EXPECT_EQ(plan(causal).tail_tiles, expected.tail_tiles);
-    EXPECT_EQ(plan(grouped(4, 4096, 32)).head_splits(), expected.splits);
-    EXPECT_EQ(plan(grouped(14, 1024, 32)).head_splits(), expected.splits_if_few);
-    EXPECT_EQ(plan(grouped(1, 7552, 16)).head_splits(), expected.splits_if_fills);
+    EXPECT_EQ(plan(grouped(4, 4096, 32)).step_splits(), expected.splits);
+    EXPECT_EQ(plan(grouped(14, 1024, 32)).step_splits(), expected.splits_if_few);
+    EXPECT_EQ(plan(grouped(1, 7552, 16)).step_splits(), expected.splits_if_fills);
     EXPECT_EQ(plan(deterministic).order.section_heads, expected.apart);
     EXPECT_EQ(even.order.last_section, expected.last_tiles);
     EXPECT_EQ(plan(few_keys).order.last_section, expected.last_heads);
