@@ -229,6 +229,9 @@ inline std::vector<BackwardCase> cases() {
   all.back().sms = 9;
   all.push_back({2, 4, 2, 1500, 1000});
   all.back().sms = 6;
+  // Few key blocks in all.
+  all.push_back({1, 1, 1, 2100, 1900});
+  all.push_back({1, 2, 2, 2100, 1900, true});
   for (const BackwardCase& c : masked_cases()) all.push_back(c);
   return all;
 }

@@ -231,14 +231,19 @@ int64_t BackwardPlan::num_query_blocks() const {
 }
 
 BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& given, int num_sms) {
-  const BackwardConfig& c = kernel.config;
   BackwardPlan plan{.kernel = kernel, .call = given};
+  const BackwardConfig& c = plan.kernel.config;
   // Lists have the rule in them: the kernel knows of none.
   if (c.block_mask) plan.call.mask = {};
   const BackwardCall& call = plan.call;
   plan.q_blocks = count_blocks(call, call.q, c.block_m, call.lengths_q.in_one_tensor);
   plan.k_blocks = count_blocks(call, call.k, c.keys_of_cluster(), false);
-  const int splits = choose_head_splits(plan, num_sms);
+  const int splits = std::max(choose_head_splits(plan, num_sms), splits_of_few(plan, num_sms));
+  if (splits > 1) {
+    plan.kernel.config = kernel.splits.config;
+    plan.kernel.smem_bytes = kernel.splits.smem_bytes;
+    plan.k_blocks = count_blocks(call, call.k, c.keys_of_cluster(), false);
+  }
   plan.num_tiles = capped_product(plan.k_blocks.in_all, c.ctas(), call.k.heads, splits);
   if (call.has_nothing_to_do()) return plan;
   plan.short_sequences = has_short_sequences(c, call);
@@ -252,7 +257,7 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
   plan.main = call.deterministic ? kernel.main_deterministic
               : splits > 1       ? kernel.splits.main
                                  : kernel.main;
-  plan.main_config = call.deterministic ? c.deterministic() : splits > 1 ? kernel.splits.config : c;
+  plan.main_config = call.deterministic ? c.deterministic() : c;
   plan.tail_tiles = kTailTilesPerSm * num_sms / c.ctas();
   if (c.block_mask) {
     const cuda::TileCapacity capacity{plan.q_blocks.in_all, plan.k_blocks.in_all};

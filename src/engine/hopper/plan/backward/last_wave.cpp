@@ -2,10 +2,10 @@
 #include "engine/hopper/plan/backward/last_wave.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "core/ceil_div.h"
 #include "core/workspace.h"
+#include "engine/cuda/backward/query_steps.h"
 
 namespace fa3::hopper {
 namespace {
@@ -14,30 +14,68 @@ namespace {
 // the clearing of sums and their postprocess cost the call.
 constexpr int64_t kEndSteps = 3, kLaunchSteps = 8;
 
-// The best number of splits for the steps of some clusters' key blocks; 1: a wave of their own
-// takes no longer, or hardly.
-int choose_splits(const BackwardPlan& plan, int64_t clusters, int num_sms) {
-  const BackwardConfig& whole = plan.kernel.config;
-  const BackwardConfig& split = plan.kernel.splits.config;
-  const int64_t steps = capped_product(plan.q_blocks.of_entry, plan.call.heads_per_kv_head());
-  const int64_t parts = ceil_div(clusters * whole.keys_of_cluster(), split.keys_of_cluster());
-  const int64_t at_once = num_sms / split.ctas();
-  const int64_t most = std::min<int64_t>(steps, std::numeric_limits<unsigned char>::max());
-  int64_t best = 1, least = steps + kEndSteps;
-  for (int64_t splits = 2; splits <= most; ++splits) {
-    const int64_t waves = ceil_div(parts * splits, at_once);
-    const int64_t time = kLaunchSteps + waves * (ceil_div(steps, splits) + kEndSteps);
-    if (time < least) best = splits, least = time;
+constexpr int64_t kMostSplits = 64;
+
+int64_t num_clusters(const BackwardPlan& plan) {
+  return capped_product(plan.k_blocks.in_all, plan.call.k.heads);
+}
+
+// The same key blocks in clusters of the kernel that splits their steps, and how many run at once.
+int64_t clusters_of_splits(const BackwardPlan& plan, int64_t clusters) {
+  const int64_t keys = clusters * plan.kernel.config.keys_of_cluster();
+  return ceil_div(keys, plan.kernel.splits.config.keys_of_cluster());
+}
+int64_t splits_at_once(const BackwardPlan& plan, int num_sms) {
+  return num_sms / plan.kernel.splits.config.ctas();
+}
+
+// The number of splits, from 2 on, that takes least by time(splits), if that is less than `whole`;
+// else 1.
+template <class Time>
+int best_splits(int64_t steps, int64_t whole, const Time& time) {
+  int64_t best = 1, least = whole;
+  for (int64_t splits = 2; splits <= std::min(steps, kMostSplits); ++splits) {
+    const int64_t taken = kLaunchSteps + time(splits);
+    if (taken < least) best = splits, least = taken;
   }
   return int(best);
 }
 
-bool has_equal_key_blocks(const BackwardPlan& plan) {
+// For a wave of clusters whose key blocks have equally many steps.
+int splits_of_equal(const BackwardPlan& plan, int64_t clusters, int num_sms) {
+  const int64_t steps = capped_product(plan.q_blocks.of_entry, plan.call.heads_per_kv_head());
+  const int64_t parts = clusters_of_splits(plan, clusters);
+  const int64_t at_once = splits_at_once(plan, num_sms);
+  return best_splits(steps, steps + kEndSteps, [&](int64_t splits) {
+    return ceil_div(parts * splits, at_once) * (ceil_div(steps, splits) + kEndSteps);
+  });
+}
+
+// For causal key blocks: the time of the longest one, or of all, longest first, over the SMs.
+int splits_of_causal(const BackwardPlan& plan, int num_sms) {
+  const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
-  const bool is_plain = !plan.kernel.config.general() && !plan.kernel.config.persistent &&
-                        plan.kernel.splits.config.splits_steps;
-  return is_plain && !a.is_causal() && !a.deterministic && !a.batch_invariant &&
-         !a.has_score_function && plan.step_splits() == 1;
+  const BackwardExtents extents{a.seqlen_q, a.seqlen_k, true};
+  const auto steps_of = [&](int64_t cluster) -> int64_t {
+    const int keys = c.keys_of_cluster();
+    return query_steps(extents, int(cluster) * keys, keys, c.block_m).per_head();
+  };
+  const int64_t longest = steps_of(0), shortest = steps_of(plan.k_blocks.of_entry - 1);
+  const int64_t parts = clusters_of_splits(plan, num_clusters(plan));
+  const int64_t at_once = splits_at_once(plan, num_sms);
+  const auto time = [&](int64_t splits) {
+    // A split's steps are rounded up, by half a step on average.
+    const int64_t twice_all = parts * (longest + shortest + splits * (2 * kEndSteps + 1));
+    return std::max(ceil_div(longest, splits) + kEndSteps, twice_all / (2 * at_once));
+  };
+  return best_splits(longest, time(1), time);
+}
+
+bool can_split(const BackwardPlan& plan) {
+  const BackwardConfig& c = plan.kernel.config;
+  const BackwardCall& a = plan.call;
+  const bool has_kernel = !c.general() && !c.persistent && plan.kernel.splits.config.splits_steps;
+  return has_kernel && !a.deterministic && !a.batch_invariant && !a.has_score_function;
 }
 
 // A part of a tensor: rows from one on, and heads.
@@ -53,13 +91,22 @@ TensorSpan part_of(TensorSpan t, int64_t first_row, int64_t first_head, int64_t 
 
 }  // namespace
 
+int splits_of_few(const BackwardPlan& plan, int num_sms) {
+  const int64_t clusters = num_clusters(plan), at_once = num_sms / plan.kernel.config.ctas();
+  if (!can_split(plan) || clusters == 0 || splits_at_once(plan, num_sms) == 0) return 1;
+  if (!plan.call.is_causal()) {
+    return clusters <= at_once ? splits_of_equal(plan, clusters, num_sms) : 1;
+  }
+  const bool is_group = plan.call.heads_per_kv_head() > 1;
+  return clusters <= 2 * at_once && !is_group ? splits_of_causal(plan, num_sms) : 1;
+}
+
 int64_t clusters_in_last_wave(const BackwardPlan& plan, int num_sms) {
-  if (!has_equal_key_blocks(plan)) return 0;
-  const int64_t at_once = num_sms / plan.kernel.config.ctas();
-  const int64_t clusters = capped_product(plan.k_blocks.in_all, plan.call.k.heads);
-  if (at_once == 0 || clusters <= at_once || clusters % at_once == 0) return 0;
+  const int64_t clusters = num_clusters(plan), at_once = num_sms / plan.kernel.config.ctas();
+  if (!can_split(plan) || plan.call.is_causal() || plan.step_splits() > 1) return 0;
+  if (clusters <= at_once || clusters % std::max<int64_t>(at_once, 1) == 0) return 0;
   const int64_t last = clusters % at_once;
-  return choose_splits(plan, last, num_sms) > 1 ? last : 0;
+  return splits_of_equal(plan, last, num_sms) > 1 ? last : 0;
 }
 
 LastWave last_wave_of(const BackwardPlan& plan, int64_t clusters, int num_sms) {
@@ -67,7 +114,7 @@ LastWave last_wave_of(const BackwardPlan& plan, int64_t clusters, int num_sms) {
   const int64_t heads = int64_t{order.num_kv_heads} * order.num_batches - order.last_section;
   if (clusters == 0 || heads > order.num_kv_heads) return {};
   const int64_t of_head = ceil_div(clusters, heads);
-  const int splits = choose_splits(plan, of_head * heads, num_sms);
+  const int splits = splits_of_equal(plan, of_head * heads, num_sms);
   if (of_head > order.num_n_blocks || splits == 1) return {};
   return {heads, (order.num_n_blocks - of_head) * plan.kernel.config.keys_of_cluster(), splits};
 }

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Wave quantization of the backward: where all key blocks take equally long, a last wave of few
-// takes as long as one that fills the SMs. Its steps are split over all of them instead, as
-// stream-K does with the last tiles of a product (Osama et al., arXiv 2301.03598, section 4).
+// takes as long as one that fills the SMs; where there are few in all, the longest one's time is
+// the call's. Their steps are split over all SMs instead, as stream-K does with the last tiles of a
+// product (Osama et al., arXiv 2301.03598, section 4).
 #pragma once
 
 #include "engine/hopper/plan/backward/backward_plan.h"
 
 namespace fa3::hopper {
+
+// The number of splits of all key blocks' steps, where these are a wave or two at most; 1: they
+// stay whole. Of a plan whose kernel, call and blocks are known. Causal groups: backward_plan.cpp.
+int splits_of_few(const BackwardPlan& plan, int num_sms);
 
 // How many clusters' key blocks a last wave has whose steps are better split; 0: none. Of a plan
 // whose kernel, call and blocks are known.

@@ -204,7 +204,7 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
   } else if (plan.call.deterministic) {
     why += "; key blocks add to dQ in one order";
   } else if (plan.step_splits() > 1) {
-    why += concat("; the query heads of a key block in ", plan.step_splits(),
+    why += concat("; the steps of a key block in ", plan.step_splits(),
                   " splits, which add up dK and dV");
   } else if (plan.last_wave.splits > 0) {
     why += concat("; key blocks of a last wave of few in ", plan.last_wave.splits,

@@ -259,16 +259,32 @@ TEST(BackwardProtocol, a_last_wave_of_few_key_blocks_is_split_and_adds_up_dk_and
                         .kv_heads = 3,
                         .batches = 2};
       int sms = 4;
-      while (BackwardRun<C>(shape, MainLaunch::kWhole, sms).last_wave().splits == 0) {
+      while (BackwardRun<C>(shape, MainLaunch::kAll, sms).last_wave().splits == 0) {
         ASSERT_LT(++sms, 16);
       }
-      const BackwardRun<C> whole(shape, MainLaunch::kWhole, sms),
+      const BackwardRun<C> others(shape, MainLaunch::kAll, sms),
           last(shape, MainLaunch::kLastWave, sms);
-      EXPECT_EQ(whole.step_splits(), 1);
-      EXPECT_EQ(last.step_splits(), whole.last_wave().splits);
+      EXPECT_EQ(others.step_splits(), 1);
+      EXPECT_EQ(last.step_splits(), others.last_wave().splits);
       EXPECT_EQ(last.tiles() % last.step_splits(), 0);
-      all_work_is_done_once(whole);
+      all_work_is_done_once(others);
       all_work_is_done_once(last);
+    }
+  });
+}
+
+TEST(BackwardProtocol, few_key_blocks_are_split_and_add_up_dk_and_dv_once) {
+  for_every_row<Variant::kDense>([]<BackwardConfig C>() {
+    for (const MaskRuleOf<int>& mask : {MaskRuleOf<int>{}, kCausal}) {
+      const Shape shape{.seqlen_q = 30 * C.block_m - 7,
+                        .seqlen_k = 30 * C.block_m - 100,
+                        .heads = 2,
+                        .kv_heads = 2,
+                        .batches = 1,
+                        .mask = mask};
+      const BackwardRun<C> split(shape, MainLaunch::kAll, 132);
+      EXPECT_GT(split.step_splits(), 1);
+      all_work_is_done_once(split);
     }
   });
 }

@@ -17,8 +17,9 @@
 
 namespace fa3::hopper {
 
-// One of a call's launches of the main kernel.
-enum class MainLaunch { kWhole, kLastWave };
+// The launch of a call whose key blocks stay whole, but for the query heads of causal groups; or
+// one of a call of which key blocks may be split by steps: all that last_wave.h leaves, or its own.
+enum class MainLaunch { kWhole, kAll, kLastWave };
 
 template <BackwardConfig C>
 class LaunchedBackward {
@@ -39,6 +40,7 @@ class LaunchedBackward {
     a.dv = span(&dv_, s.k_rows(), s.kv_heads, C.head_dim_v);
     a.scale = a.gradient_scale = 1;
     a.deterministic = deterministic;
+    a.batch_invariant = main == MainLaunch::kWhole;
     a.mask = s.mask;
     a.seqlen_q = s.seqlen_q;
     a.seqlen_k = s.seqlen_k;
@@ -53,7 +55,7 @@ class LaunchedBackward {
     }
     const BackwardPlan plan = plan_launches(kernel, a, sms);
     last_wave = plan.last_wave;
-    const BackwardPlan launched = main == MainLaunch::kWhole ? plan : plan_of_last_wave(plan);
+    const BackwardPlan launched = main == MainLaunch::kLastWave ? plan_of_last_wave(plan) : plan;
     machine::on_launch = [&](const void* function, dim3 grid, const void* given, bool) {
       if (function != launched.main) return;
       tiles = int(grid.x);

@@ -77,7 +77,39 @@ TEST(LastWave, is_split_where_key_blocks_are_long_enough) {
   // One wave, of any number, or whole ones.
   EXPECT_EQ(splits_of(kernel_for(128), call_of(1, 16384, 16384, 1, 1, 128)), 0);
   EXPECT_EQ(splits_of(kernel_for(128), usual_call(16384, 128), 128), 0);
-  EXPECT_EQ(splits_of(kernel_for(128), call_of(1, 16384, 16384, 1, 1, 128), 127), 86);
+  EXPECT_EQ(splits_of(kernel_for(128), call_of(1, 16384, 16384, 1, 1, 128), 127), 64);
+}
+
+// Key blocks of b x s x h.
+TEST(FewKeyBlocks, are_split_where_sms_would_idle) {
+  const auto splits = [](int64_t batches, int64_t rows, int64_t heads, bool causal,
+                         const BackwardKernel& kernel = kernel_for(128)) {
+    BackwardCall a = call_of(batches, rows, rows, heads, heads, kernel.config.head_dim);
+    if (causal) a.mask.right = 0;
+    return plan_launches(kernel, a, kSms).step_splits();
+  };
+  // Full: 64 of 32 steps are half a wave, 128 of 64 a whole one.
+  EXPECT_EQ(splits(1, 2048, 4, false), 2);
+  EXPECT_EQ(splits(1, 4096, 4, false), 1);
+  EXPECT_EQ(splits(1, 2048, 1, false), 8);
+  EXPECT_EQ(splits(1, 512, 1, false), 1);  // 8 steps are not worth it
+  // Causal: the first of 128 has 64 steps, all of them 32 on average.
+  EXPECT_EQ(splits(1, 4096, 4, true), 2);
+  EXPECT_EQ(splits(1, 4096, 8, true), 1);
+  EXPECT_EQ(splits(1, 2048, 4, true), 3);
+  EXPECT_EQ(splits(2, 2048, 16, true), 1);
+  // In pairs they would be; split they are not.
+  EXPECT_EQ(splits(1, 2048, 4, false, pairs_of_128()), 2);
+  BackwardCall few = call_of(1, 2048, 2048, 4, 4, 128);
+  const BackwardPlan plan = plan_launches(pairs_of_128(), few, kSms);
+  EXPECT_FALSE(plan.main_config.pairs());
+  EXPECT_TRUE(plan.main_config.splits_steps && plan.kernel.config.splits_steps);
+  EXPECT_EQ(plan.grids.main, 64 * 2);
+  EXPECT_EQ(plan.num_tiles, 64 * 2);
+  EXPECT_EQ(plan.workspace.dkv_accum_bytes, 64 * 128 * 256 * 4);
+  EXPECT_EQ(plan.last_wave.splits, 0);
+  few.deterministic = true;
+  EXPECT_EQ(plan_launches(pairs_of_128(), few, kSms).step_splits(), 1);
 }
 
 TEST(LastWave, is_not_split_where_key_blocks_differ_or_order_counts) {

@@ -232,6 +232,7 @@ TEST(BackwardPlan, splits_the_query_heads_of_causal_key_blocks) {
   EXPECT_EQ(plan_128(grouped(16, 1024, 32)).grids.main, 8 * 4 * 16 * 4);
   BackwardCall full = grouped(3, 1000, 32), deterministic = full;
   full.mask = {};
+  full.batch_invariant = true;  // not by steps either (last_wave_test.cpp)
   deterministic.deterministic = true;
   EXPECT_EQ(plan_128(full).grids.main, 8 * 4 * 3);
   EXPECT_EQ(plan_128(deterministic).grids.main, 8 * 4 * 3);
@@ -263,6 +264,7 @@ TEST(BackwardPlan, of_256_columns_has_pairs_of_CTAs) {
     a.k.rows = keys;
     a.k.heads = kv_heads;
     a.mask = {};
+    a.batch_invariant = true;  // whole
     const BackwardPlan plan = plan_launches(kernel_for(256, 256, v), a, kH200Sms);
     EXPECT_EQ(plan.grids.main, plan.num_tiles);
     EXPECT_EQ(plan.num_tiles, plan.order.num_tiles() * plan.main_config.ctas());
