@@ -171,8 +171,9 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   w.dq_accum = place<float>(allocator, blocks, c.dq_accum().block_floats());
   w.lse_log2 = place<float>(allocator, blocks, c.block_m);
   w.delta = place<float>(allocator, blocks, c.block_m);
-  if (a.deterministic || plan.main_config.persistent)
+  if (a.deterministic || plan.main_config.persistent) {
     w.dq_semaphore = place<int>(allocator, blocks);
+  }
   if (a.has_sink) w.sink_sums = place<float>(allocator, blocks);
   if (plan.has_sums()) {
     const BackwardConfig& split = plan.kernel.splits.config;

@@ -2,6 +2,7 @@
 #include "engine/hopper/plan/backward/plan_backward.h"
 
 #include <algorithm>
+#include <array>
 #include <span>
 
 #include "core/ceil_div.h"
@@ -105,28 +106,51 @@ int select_dense_row(const BackwardProblem& p, Variant variant) {
        .is_causal = narrow_mask(p).right != MaskRuleOf<int>::kUnbounded,
        .deterministic = p.deterministic});
 }
-bool takes_dense_row(const BackwardProblem& p, Variant variant) {
-  return select_dense_row(p, variant) != kNoBackwardKernel;
-}
 
-// A row of the table that the problem's kernels come from.
-const BackwardInstance& instance_of(const BackwardProblem& p, Variant variant, int row) {
-  if (has_wide_keys(p)) return kWideBackwardTable[size_t(row)];
-  if (takes_dense_row(p, variant)) return kDenseBackwardTable[size_t(row)];
-  if (p.block_mask.on) return kMaskBackwardTable[size_t(row)];
-  return p.dropout.on() ? kDropoutBackwardTable[size_t(row)] : kBackwardTable[size_t(row)];
-}
+// Where a problem's kernels come from: a row of one of the tables.
+struct TableRow {
+  const BackwardInstance* instance = nullptr;  // null: no table has one
+  int row = kNoBackwardKernel;
+  BackwardKernel (*kernel_at)(int row, Element element, Variant variant) = nullptr;
 
-int select_row(const BackwardProblem& p, Variant variant) {
-  if (has_wide_keys(p)) return select_wide_backward_kernel(p.head_dim, p.head_dim_v, variant);
-  if (takes_dense_row(p, variant)) return select_dense_row(p, variant);
-  if (p.block_mask.on) return select_mask_backward_kernel(p.head_dim, p.head_dim_v);
-  if (!p.dropout.on()) return select_backward_kernel(p.head_dim, p.head_dim_v);
-  const auto row_of = [&](Variant v) {
+  template <size_t Rows>
+  static TableRow of(const std::array<BackwardInstance, Rows>& table, int row,
+                     BackwardKernel (*kernel_at)(int, Element, Variant)) {
+    if (row == kNoBackwardKernel) return {};
+    return {&table[size_t(row)], row, kernel_at};
+  }
+  BackwardKernel kernel(Element element, Variant variant) const {
+    return kernel_at(row, element, variant);
+  }
+};
+
+TableRow select_row(const BackwardProblem& p, Variant variant) {
+  if (has_wide_keys(p)) {
+    return TableRow::of(
+        kWideBackwardTable, select_wide_backward_kernel(p.head_dim, p.head_dim_v, variant),
+        [](int row, Element e, Variant) { return wide_backward_kernel_at(row, e); });
+  }
+  if (const int row = select_dense_row(p, variant); row != kNoBackwardKernel) {
+    return TableRow::of(kDenseBackwardTable, row, [](int row, Element e, Variant) {
+      return dense_backward_kernel_at(row, e);
+    });
+  }
+  if (p.block_mask.on) {
+    return TableRow::of(kMaskBackwardTable, select_mask_backward_kernel(p.head_dim, p.head_dim_v),
+                        &mask_backward_kernel_at);
+  }
+  if (!p.dropout.on()) {
+    return TableRow::of(kBackwardTable, select_backward_kernel(p.head_dim, p.head_dim_v),
+                        &backward_kernel_at);
+  }
+  const auto of_dropout = [&](Variant v) {
     return select_dropout_backward_kernel(p.head_dim, p.head_dim_v, v);
   };
-  const int row = row_of(variant);
-  return row == kNoBackwardKernel && variant == Variant::kDense ? row_of(Variant::kGeneral) : row;
+  const int row = of_dropout(variant);
+  const bool needs_general = row == kNoBackwardKernel && variant == Variant::kDense;
+  return TableRow::of(
+      kDropoutBackwardTable, needs_general ? of_dropout(Variant::kGeneral) : row,
+      [](int row, Element e, Variant) { return dropout_backward_kernel_at(row, e); });
 }
 
 // A kernel that keeps slopes and walks lists. Its main ones are compiled for the call; rows go
@@ -142,16 +166,12 @@ BackwardKernel listed_slopes_kernel(const BackwardConfig& row, Element element) 
 }
 
 BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
-  const int row = select_row(p, variant);
+  const TableRow row = select_row(p, variant);
   const Element element = element_of(p.dtype);
   if (p.block_mask.on && variant == Variant::kCapped) {
-    return listed_slopes_kernel(instance_of(p, variant, row).config, element);
+    return listed_slopes_kernel(row.instance->config, element);
   }
-  if (has_wide_keys(p)) return wide_backward_kernel_at(row, element);
-  if (takes_dense_row(p, variant)) return dense_backward_kernel_at(row, element);
-  if (p.block_mask.on) return mask_backward_kernel_at(row, element, variant);
-  return p.dropout.on() ? dropout_backward_kernel_at(row, element)
-                        : backward_kernel_at(row, element, variant);
+  return row.kernel(element, variant);
 }
 
 // Main and postprocess kernels, of which one may be of another table, have one layout of dQ's sums:
@@ -295,8 +315,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   const BackwardProblem tiled = as_tiled(problem);
   const Variant variant = main_variant(tiled);
-  const int row = select_row(tiled, variant);
-  if (row == kNoBackwardKernel) {
+  const TableRow row = select_row(tiled, variant);
+  if (row.instance == nullptr) {
     return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
                        problem.head_dim_v, "; the largest have 256 and 256");
   }
@@ -324,7 +344,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
                c.dropout ? " dropout" : "", c.wide ? " float32" : "", c.in_pairs ? " in pairs" : "",
                c.persistent ? " persistent" : "", call.deterministic ? " deterministic" : "",
                problem.score ? " with a score function" : "");
-    plan->why = reasons(decided, instance_of(tiled, variant, row).why);
+    plan->why = reasons(decided, row.instance->why);
   }
   return {};
 }
