@@ -12,6 +12,7 @@
 #include "copies.h"
 #include "cuda_words.h"
 #include "fault.h"
+#include "global_memory.h"
 #include "memory.h"
 #include "products.h"
 #include "registers.h"
@@ -25,8 +26,8 @@ struct alignas(1024) SmemBytes {
 };
 
 struct Block {
-  Block(const Setting& setting, Scheduler& scheduler, Outcome& outcome, int warps, int cta,
-        Index index);
+  Block(const Setting& setting, Scheduler& scheduler, GlobalMemory& global, Outcome& outcome,
+        int warps, int cta, Index index);
 
   // The modelled thread that runs: its number in the CTA, its warp's, and in clocks.
   int thread() const { return scheduler.thread(); }
@@ -42,6 +43,7 @@ struct Block {
 
   const Setting& setting;
   Scheduler& scheduler;
+  GlobalMemory& global;
   Outcome& outcome;
   const int cta;      // among those that run
   const Index index;  // blockIdx

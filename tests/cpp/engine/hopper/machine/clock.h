@@ -17,7 +17,7 @@ namespace fa3::machine {
 // Of a CTA; and how many CTAs run beside each other.
 inline constexpr int kMostThreads = kAllLanes ? 8 * kLanes : 16;
 inline constexpr int kMostBarriers = kAllLanes ? 104 : 112;
-inline constexpr int kMostCtas = kAllLanes ? 4 : 2;
+inline constexpr int kMostCtas = 4;
 
 // Actors are the threads of all CTAs, then their mbarriers.
 constexpr int actor_of_thread(int cta, int thread) {

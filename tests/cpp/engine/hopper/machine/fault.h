@@ -34,6 +34,10 @@ enum class Fault {
   kNoLastClusterWait,  // nobody waits there but the first time
   kOwnArrivalsAlone,   // a stage counts as empty when this CTA has read it
   kSplitCountedTwice,  // somebody combines splits of which the last is not there
+  // Where CTAs wait for what others store in global memory:
+  kNoFlagWait,       // nobody waits for a flag
+  kFlagLeftRaised,   // nobody takes one back
+  kFlagRaisedEarly,  // it tells of nothing that was stored
   // Of barriers of a CTA:
   kNoBlockBarrier,  // nobody waits at __syncthreads but the first time
   kNoNamedBarrier,  // nobody comes to one numbered barrier
@@ -78,6 +82,9 @@ class Faults {
   uint64_t counted(uint64_t splits) const {
     return is(Fault::kSplitCountedTwice) ? 2 * splits : splits;
   }
+  bool forgets_flags() const { return is(Fault::kNoFlagWait); }
+  bool leaves_flags() const { return is(Fault::kFlagLeftRaised); }
+  bool tells_nothing() const { return is(Fault::kFlagRaisedEarly); }
   bool forgets_barrier(int number) const {
     constexpr int kFirstOfQueries = 5;
     return (is(Fault::kNoQueryBarrier) && number >= kFirstOfQueries) ||

@@ -199,7 +199,19 @@ void wait_for_thread_copies(int newest_groups) {
   here().thread_copies[size_t(here().thread())].wait_for_groups(newest_groups);
 }
 void store_global(const void* pointer) {
-  here().outcome.stored.push_back(pointer);
+  Block& block = here();
+  block.outcome.stored.push_back(pointer);
+  block.global.store(pointer, block.clock().now(block.actor()));
+}
+void load_global(const void* pointer) {
+  Block& block = here();
+  block.scheduler.yield();
+  if (!block.global.has_stored(pointer)) {
+    fail("read from global memory before it was stored, by ", name(block.thread()));
+  }
+  if (!block.global.is_known(pointer, block.clock())) {
+    fail("no flag between a store to global memory and its reader, ", name(block.thread()));
+  }
 }
 // Sometimes the CTAs before have not added yet.
 int load_semaphore(const int* counter) {
@@ -218,6 +230,24 @@ void add_to_semaphore(int* counter, int value) {
   *counter += value;
   Outcome& outcome = here().outcome;
   outcome.semaphore_uses.push_back({counter, true, value, outcome.departures.size(), here().cta});
+}
+
+void raise_flag(uint64_t* flag, uint64_t value) {
+  Block& block = here();
+  block.scheduler.yield();
+  *flag = value;
+  if (!block.faults.tells_nothing()) block.global.raise(flag, block.clock());
+  block.clock().tick(block.actor());
+}
+void wait_for_flag(const uint64_t* flag, uint64_t value) {
+  Block& block = here();
+  if (block.faults.forgets_flags()) return;
+  block.scheduler.wait_until("a flag", [=] { return *flag == value; });
+  block.global.learn(flag, &block.clock());
+}
+void take_back_flag(uint64_t* flag, uint64_t value) {
+  here().scheduler.yield();
+  if (!here().faults.leaves_flags()) *flag = value;
 }
 
 uint64_t count_split(uint64_t* counter, uint64_t splits) {

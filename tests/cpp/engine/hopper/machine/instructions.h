@@ -65,12 +65,16 @@ void wait_for_thread_copies();
 void commit_thread_copies();
 void wait_for_thread_copies(int newest_groups);
 void store_global(const void* pointer);
+void load_global(const void* pointer);
 void add_global(const void* pointer, int bytes);
 int load_semaphore(const int* counter);
 // Of CTAs that do exist.
 uint64_t count_split(uint64_t* counter, uint64_t splits);
 bool replace_count(uint64_t* counter, uint64_t expected, uint64_t value);
 void add_to_semaphore(int* counter, int value);
+void raise_flag(uint64_t* flag, uint64_t value);
+void wait_for_flag(const uint64_t* flag, uint64_t value);
+void take_back_flag(uint64_t* flag, uint64_t value);
 
 void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t barrier);
 void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier);

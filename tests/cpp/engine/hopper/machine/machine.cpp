@@ -34,6 +34,7 @@ struct Running {
                     body();
                     require_idle();
                   }),
+        global(setting.stored_before),
         cluster_size(ctas.cluster) {
     if (warps * kLanes > kMostThreads) fail("more than ", kMostThreads / kLanes, " warps");
     if (ctas.count > kMostCtas) fail("more than ", kMostCtas, " CTAs");
@@ -42,7 +43,8 @@ struct Running {
     }
     for (int i = 0; i < ctas.count; ++i) {
       const Index index = index_in(ctas.grid, unsigned(ctas.first + i));
-      blocks.push_back(std::make_unique<Block>(setting, scheduler, outcome, warps, i, index));
+      blocks.push_back(
+          std::make_unique<Block>(setting, scheduler, global, outcome, warps, i, index));
       blocks.back()->rank = i % cluster_size;
       blocks.back()->cluster = &clusters[size_t(i / cluster_size)];
     }
@@ -56,6 +58,7 @@ struct Running {
 
   Outcome outcome;
   Scheduler scheduler;
+  GlobalMemory global;
   const int cluster_size;
   std::vector<ClusterBarrier> clusters;
   std::vector<std::unique_ptr<Block>> blocks;
@@ -79,10 +82,11 @@ unsigned char* shared_memory() {
   return here().smem->bytes;
 }
 
-Block::Block(const Setting& s, Scheduler& its_scheduler, Outcome& its_outcome, int warps,
-             int its_cta, Index its_index)
+Block::Block(const Setting& s, Scheduler& its_scheduler, GlobalMemory& its_global,
+             Outcome& its_outcome, int warps, int its_cta, Index its_index)
     : setting(s),
       scheduler(its_scheduler),
+      global(its_global),
       outcome(its_outcome),
       cta(its_cta),
       index(its_index),

@@ -8,7 +8,8 @@
 //   - a store, or a copy by threads, is read by wgmma or TMA without a fence between,
 //   - a barrier runs past somebody who waits for it (its phases alias), or is misused,
 //   - accumulators are touched while a product works on them,
-//   - global memory is copied from before the kernel before has ended,
+//   - global memory is copied from before the kernel before has ended, or read before the CTA that
+//     stores there has told of it by a flag,
 //   - lanes of a warp meet in different instructions, CTAs of a cluster do not wait for each other,
 //   - nobody can go on, also for want of registers.
 // What was multiplied and what left the block is logged, for the test to compare with what should
@@ -20,6 +21,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -116,7 +118,8 @@ struct Setting {
   std::vector<Buffer> buffers;
   std::vector<uint32_t> expect_ahead;  // barriers left waiting for bytes that nobody sends
   std::vector<GlobalTensor> tensors;
-  std::function<void()> after_step;  // looks at global memory after each warp's turn
+  std::function<void()> after_step;     // looks at global memory after each warp's turn
+  std::set<const void*> stored_before;  // in global memory, by CTAs that are done
   // Products whose results are infinite; those of which most are very small; all others are zero.
   std::function<bool(const Product&)> infinite = [](const Product&) { return false; };
   std::function<bool(const Product&)> peaked = [](const Product&) { return false; };

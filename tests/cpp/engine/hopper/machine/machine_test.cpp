@@ -6,9 +6,11 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
 #include "engine/hopper/ptx/fence.cuh"
+#include "engine/hopper/ptx/flag.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/mbarrier.cuh"
 #include "engine/hopper/ptx/reduce.cuh"
@@ -409,6 +411,41 @@ TEST(Machine, a_chained_launch_copies_nothing_before_the_kernel_before_has_ended
     EXPECT_EQ(error_of(true, true, by_thread), "");
     EXPECT_EQ(error_of(true, false, by_thread),
               "warp 1 reads what the kernel before may still write");
+  }
+}
+
+TEST(Machine, what_another_cta_stores_in_global_memory_is_read_behind_its_flag) {
+  enum class Raised { kBehind, kBefore, kNever };
+  static float stored[2];
+  static uint64_t flag;
+  const auto error_of = [](unsigned seed, Raised raised, bool waits = true) {
+    flag = 0xcdcdcdcd;  // anything at first
+    const auto program = [=] {
+      if (blockIdx.x == 0) {
+        if (raised == Raised::kBefore) ptx::raise_flag(&flag, 1);
+        cuda::store_global_if(true, stored, 1, 2);
+        if (raised == Raised::kBehind) ptx::raise_flag(&flag, 1);
+      } else {
+        float first = 0, second = 0;
+        if (waits) ptx::wait_for_flag(&flag, 1);
+        ptx::load_pair_if(true, stored, first, second);
+        ptx::take_back_flag(&flag, 0);
+      }
+    };
+    return run_ctas({.seed = seed, .pace = {.interruption = 0.5}}, 1,
+                    {.grid = {2, 1, 1}, .count = 2}, program)
+        .error;
+  };
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    EXPECT_EQ(error_of(seed, Raised::kBehind), "");
+    EXPECT_EQ(flag, 0u) << "taken back";
+    for (const std::string& error :
+         {error_of(seed, Raised::kBefore), error_of(seed, Raised::kBehind, false)}) {
+      EXPECT_TRUE(error.starts_with("read from global memory before it was stored") ||
+                  error.starts_with("no flag between a store to global memory and its reader"))
+          << error;
+    }
+    EXPECT_TRUE(error_of(seed, Raised::kNever).starts_with("deadlock"));
   }
 }
 
