@@ -133,8 +133,8 @@ def forward(
         spilled = DROPOUT_SPILLED.get(d, 0) if block_m == 192 else 0
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
     factors = 10  # two where rows go on from others
-    if variant == STREAM_K and block_m == 64:
-        factors += MERGED
+    if variant == STREAM_K:
+        factors += MERGED if block_m == 64 else JOINED
     if narrow and block_m == 64:
         factors += 2 * block_n // 4
     return Expected(ss, rs, 7 + early, exponentials, factors, spilled)
@@ -235,6 +235,8 @@ GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config
 # Exponentials of the merge in a kernel that decodes: 16 pieces of a row, 4 of 4 rows, and of each
 # of these five a factor and two for a sink.
 MERGED = 16 + 4 * 4 + 5 * 3
+# Factors where a split of the tile joins two rows: of their own part and of the split's.
+JOINED = 2 * 2
 # Or not; the variant; dropout; whether CTAs are pairs to 128 columns, and persistent.
 HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)ELb\dELb\dELb(\d)ELb(\d)E"
 E4M3 = rb"ELb(\d)"  # of the forward

@@ -47,7 +47,8 @@ struct CpAsyncKeys {
 };
 
 // How many splits of each split tile are finished, by the number of the range that opens it
-// (combine_last.cuh).
+// (combine_last.cuh); or flags of the splits that go on with a tile, by the range that has one
+// (combine_opener.cuh).
 struct SplitCounters {
   static constexpr int kBits = 16;
   static constexpr uint64_t kMost = (1 << kBits) - 1;
@@ -105,7 +106,7 @@ struct ForwardParams {
   cuda::CacheScales cache_scales;
   bool cache_is_e5m2;  // else e4m3
   CpAsyncKeys cp_async;
-  SplitCounters counts;  // for splits that are combined in the kernel
+  SplitCounters counts;  // for splits that are combined in the kernel; else cells are null
   DecodeClusters clusters;
   cuda::DropoutParams dropout;
   cuda::BlockLists lists;  // of key blocks, by query block
@@ -129,6 +130,12 @@ struct ScoredForwardParams {
 template <ForwardConfig C>
 __device__ __forceinline__ bool uses_cp_async(const ForwardParams& params) {
   return C.may_use_cp_async() && (C.always_splits() || params.cp_async.active);
+}
+
+// Whether the CTA that opens a tile combines its splits (combine/combine_opener.cuh), for kernels
+// in which it may; else a kernel combines them.
+__device__ __forceinline__ bool opener_combines(const ForwardParams& params) {
+  return params.counts.cells != nullptr;
 }
 
 }  // namespace fa3::hopper

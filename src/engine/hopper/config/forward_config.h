@@ -19,8 +19,10 @@ enum class SchedulerKind { kDense, kVarlen, kSplit, kStreamK, kListed };
 // How keys and values get into shared memory (forward/producer/kv_loader.cuh).
 enum class KvLoaderKind { kDense, kPages, kPagesOrCpAsync, kCpAsync, kQuantized, kE4m3, kListed };
 
-// Who combines the splits of a tile (forward/producer/combine_splits.cuh).
-enum class CombineKind { kNone, kKernel, kLastCta };
+// Who combines the splits of a tile: a kernel that comes after (combine/combine_kernel.h), the CTA
+// that is done last (combine/combine_last.cuh), or the CTA that opens the tile, unless the launch
+// leaves it to a kernel (combine/combine_opener.cuh).
+enum class CombineKind { kNone, kKernel, kLastCta, kOpener };
 
 struct ForwardConfig {
   Element element = Element::kBf16;  // of O; of Q, K and V too, unless they are e4m3
@@ -110,7 +112,8 @@ struct ForwardConfig {
   }
   FA3_HD constexpr CombineKind combine() const {
     if (!can_split()) return CombineKind::kNone;
-    return always_splits() && consumers() == 1 ? CombineKind::kLastCta : CombineKind::kKernel;
+    if (!always_splits()) return CombineKind::kKernel;
+    return consumers() == 1 ? CombineKind::kLastCta : CombineKind::kOpener;
   }
 
   // Tiles may be split along the keys (scheduler/split_kv.h). Such a kernel starts while the one

@@ -143,7 +143,7 @@ void encode_work(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
                        .rows = plan.partial_rows,
                        .columns = int(ceil_div(o.columns, kCopyColumns) * kCopyColumns)};
   }
-  if (plan.combine == Combine::kLastCta) {
+  if (plan.combine == Combine::kLastCta || plan.combine == Combine::kOpener) {
     params.counts = {array_at<uint64_t>(workspace, w.counters), launch_number()};
   }
   params.clusters = {.size_log2 = plan.tiling.split.cluster_log2,

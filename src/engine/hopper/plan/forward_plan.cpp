@@ -13,6 +13,15 @@
 namespace fa3::hopper {
 namespace {
 
+// The most bytes of a tile's later splits that one SM loads: three of 128 rows and columns. By
+// computation, not measured: at an SM's share of what L2 gives they take as long as a combine
+// kernel takes for all tiles (5.2 to 5.7 us, docs/lab/decoding.md).
+constexpr int64_t kMostBytesToOpener = 192 << 10;
+
+int64_t partial_columns(const ForwardCall& call) {
+  return ceil_div(call.o.columns, kCopyColumns) * kCopyColumns;
+}
+
 template <class T, class... Extents>
 int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
   const int64_t offset = allocator.bytes();
@@ -21,25 +30,31 @@ int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
 }
 
 // Where a kernel combines itself: for each partial result a counter for each row, or for each CTA
-// of a cluster.
-int64_t num_counters(const ForwardConfig& c, const SplitKv& split) {
+// of a cluster, or a flag for each warp.
+int64_t num_counters(const ForwardPlan& plan) {
+  const ForwardConfig& c = plan.kernel.config;
+  const SplitKv& split = plan.tiling.split;
+  if (plan.combine == Combine::kOpener) return int64_t{split.ctas} * c.consumer_warps();
   return split.ctas * (c.is_single_sequence() ? c.block_m : int64_t{1} << split.cluster_log2);
 }
 
 ForwardWorkspace lay_out(const ForwardPlan& plan) {
   const ForwardConfig& c = plan.kernel.config;
-  const auto& [pack, scheduler, split] = plan.tiling;
+  const Scheduler scheduler = plan.tiling.scheduler;
   WorkspaceAllocator allocator;
   ForwardWorkspace w;
   if (plan.tiling.is_split()) {
-    const int64_t partials = num_partials(c, plan.call, plan.tiling);
-    const int64_t columns = ceil_div(plan.call.o.columns, kCopyColumns) * kCopyColumns;
+    // The split that opens a tile may stay in registers.
+    const int64_t partials = plan.combine == Combine::kOpener
+                                 ? plan.tiling.split.ctas
+                                 : num_partials(c, plan.call, plan.tiling);
+    const int64_t columns = partial_columns(plan.call);
     w.partial_o = place<float>(allocator, partials, plan.partial_rows, columns);
     w.partial_lse = place<float>(allocator, partials, plan.partial_rows);
     if (plan.combine == Combine::kKernel) {
       w.combines = place<CombineTile>(allocator, plan.num_combines);
     } else {
-      w.counters = place<uint64_t>(allocator, num_counters(c, split));
+      w.counters = place<uint64_t>(allocator, num_counters(plan));
     }
   } else if (scheduler == Scheduler::kVarlenMetadata) {
     w.tile_counter = place<int>(allocator, 1);
@@ -61,10 +76,16 @@ KvPath kv_loader_of(const ForwardPlan& plan) {
   return plan.call.places.paged() ? KvPath::kTmaPages : KvPath::kTma;
 }
 
-// A combine kernel follows, unless the kernel's last CTA of a tile combines.
-Combine combine_of(const ForwardConfig& c, const Tiling& tiling) {
-  if (!tiling.is_split()) return Combine::kNone;
-  return c.combine() == CombineKind::kLastCta ? Combine::kLastCta : Combine::kKernel;
+// A combine kernel follows, unless the kernel's last CTA of a tile combines, or the one that opens
+// it: where lengths are even, that loads few bytes of later splits.
+Combine combine_of(const ForwardPlan& plan) {
+  const ForwardConfig& c = plan.kernel.config;
+  if (!plan.tiling.is_split()) return Combine::kNone;
+  if (c.combine() == CombineKind::kLastCta) return Combine::kLastCta;
+  const int64_t bytes = (plan.most_splits - 1) * plan.partial_rows * partial_columns(plan.call) *
+                        int64_t{sizeof(float)};
+  const bool opens = c.combine() == CombineKind::kOpener && bytes <= kMostBytesToOpener;
+  return opens ? Combine::kOpener : Combine::kKernel;
 }
 
 // CTAs: no more than there is room or work for.
@@ -95,7 +116,6 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
   plan.cp_async = cp_async_keys(c, call);
   plan.kv_loader = kv_loader_of(plan);
   plan.kv_box_rows = kv_box_rows(c, call);
-  plan.combine = combine_of(c, tiling);
   plan.q_is_clipped = c.general() && call.lengths_q.in_one_tensor;
   plan.pdl = c.can_split() || c.block_mask;
   plan.cluster = 1 << tiling.split.cluster_log2;
@@ -110,6 +130,7 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
     plan.most_splits = most_splits(c, call, tiling);
     const int64_t rows = tiling.pack.rows(int64_t{std::max(1, call.seqlen_q)});
     plan.partial_rows = int(std::min<int64_t>(c.block_m, rows));
+    plan.combine = combine_of(plan);
   }
   if (c.block_mask) {  // lists have the rule in them: the kernel knows of none
     const cuda::TileCapacity capacity{.queries = plan.order.num_m_blocks};

@@ -26,8 +26,8 @@ enum class Scheduler : unsigned char {
 // How K and V reach shared memory.
 enum class KvPath : unsigned char { kTma, kTmaPages, kCpAsync };
 
-// How the splits of a tile become its result.
-enum class Combine : unsigned char { kNone, kLastCta, kKernel };
+// How the splits of a tile become its result (CombineKind).
+enum class Combine : unsigned char { kNone, kLastCta, kOpener, kKernel };
 
 // How tiles are split along the keys (scheduler/split_kv.h).
 struct SplitKv {
@@ -59,7 +59,7 @@ struct ForwardWorkspace {
   int64_t partial_o = kNone;
   int64_t partial_lse = kNone;
   int64_t combines = kNone;  // Combine::kKernel
-  int64_t counters = kNone;  // Combine::kLastCta
+  int64_t counters = kNone;  // Combine::kLastCta, kOpener
   cuda::BlockListMemory lists;
   int64_t bytes = 0;
 };

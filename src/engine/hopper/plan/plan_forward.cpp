@@ -162,6 +162,7 @@ std::string reasons(const Problem& problem, const ForwardPlan& plan, const char*
   }
   why += split_words(plan);
   if (plan.combine == Combine::kLastCta) why += ", combined in the kernel";
+  if (plan.combine == Combine::kOpener) why += ", combined by the CTA that opens a tile";
   if (problem.batch_invariant) why += "; batch-invariant";
   if (plan.num_launches > 1) {
     why += concat("; V in ", plan.num_launches, " launches of ", kMaxColumnsV, " columns");

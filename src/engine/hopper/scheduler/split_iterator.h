@@ -82,7 +82,12 @@ class SplitIterator {
             : (tile_blocks_ + tile_split.blocks.count - 1) / tile_split.blocks.count;
     return combine;
   }
-  // The same for stream-K, whichever split of the tile it is.
+  // Stream-K: how many splits the tile has behind the last one, if that opens it; else 0.
+  FA3_HD constexpr int later_splits(const TileSplit& tile_split) const {
+    if (tile_split.partial < num_ctas_) return 0;  // or it is not split
+    return ranges_.range_of(tile_kv_block_ + tile_blocks_ - 1) - range();
+  }
+  // combine_tile() for stream-K, whichever split of the tile it is.
   FA3_HD constexpr CombineTile combine_tile_of_range(const TileSplit& tile_split) const {
     const int step = 1 << schedule_.groups_log2, first = ranges_.range_of(tile_kv_block_);
     const int opener = (first << schedule_.groups_log2) + (number_ & (step - 1));

@@ -31,6 +31,12 @@ struct SplitPlace : NoPlace {
   int partial;  // of the split's results (split_kv.h), or TileSplit::kNotSplit
 };
 
+// The same where the CTA that opens a tile may combine its splits (combine/combine_opener.cuh).
+struct OpenedPlace : NoPlace {
+  int partial;
+  int later_splits;  // of the tile, whose results it adds to this split's
+};
+
 // Dropout and score functions: each sequence has draws or numbers of its own.
 struct DropoutPlace {
   int partial;
@@ -98,9 +104,10 @@ template <ForwardConfig C>
 struct WorkTileTypes {
   using Edge = std::conditional_t<C.general() && !C.block_mask, KeyWindow, RightEdge>;
   using Lists = std::conditional_t<C.general(), VarlenListPlace, ListPlace>;
+  using OwnSplit = std::conditional_t<C.combine() == CombineKind::kOpener, OpenedPlace, SplitPlace>;
   using OwnPlace = std::conditional_t<
       C.e4m3, SequencePlace,
-      std::conditional_t<C.dropout || kHasScoreFunction, DropoutPlace, SplitPlace>>;
+      std::conditional_t<C.dropout || kHasScoreFunction, DropoutPlace, OwnSplit>>;
   using Place = std::conditional_t<
       C.dequantizes(), CachePlace,
       std::conditional_t<

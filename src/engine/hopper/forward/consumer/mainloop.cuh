@@ -123,7 +123,7 @@ __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, boo
     if (guard_fires<typename ConsumerState<C>::Score>(result)) after_guard_fired(c, r, result);
   } else {
     if (starts_tile) {
-      finish_tile(c, r, finished);
+      finish_tile<false>(c, r, finished);
       start_output(c, r);
     } else {
       rescale_output(c, r, result);
@@ -151,7 +151,7 @@ __device__ __forceinline__ void last_product(ConsumerState<C>& c, ThreadTile<C>&
   if (next == Step::kOthers) c.ping_pong.pass();
   wait_for_output(c, v);
   c.stages.expect_no_v();
-  finish_tile(c, r, r.rows);  // line 20
+  finish_tile<true>(c, r, r.rows);  // line 20
   if (next == Step::kOthers) end_passed_block(c);
 }
 

@@ -5,24 +5,30 @@
 
 #include "engine/cuda/softmax/continued_rows.cuh"
 #include "engine/cuda/softmax/epilogue.cuh"
+#include "engine/hopper/combine/combine_opener.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
 #include "engine/hopper/forward/consumer/staged_rows.cuh"
 
 namespace fa3::hopper {
 
-// A warp's rows, the first of them `first_row` of the sequence.
-template <ForwardConfig C>
+// A warp's rows, the first of them `first_row` of the sequence. IsLast: perhaps of the CTA's last
+// tile, the only one that it may open without going through with it.
+template <ForwardConfig C, bool IsLast>
 __device__ __forceinline__ void store_tile(const ForwardParams& params, const WorkTileOf<C>& work,
-                                           int first_row, ThreadTile<C>& r, const RowState& rows) {
+                                           int first_row, ThreadTile<C>& r, RowState rows) {
   if constexpr (C.dequantizes()) {
 #pragma unroll
     for (float& o : r.output) o *= work.place.value_scale;
   }
   if constexpr (C.can_split()) {
-    if (work.place.partial != TileSplit::kNotSplit) {
+    constexpr bool kMayOpen = C.combine() == CombineKind::kOpener;
+    if (kMayOpen && IsLast && joins_later_splits<C>(work)) {
+      if constexpr (kMayOpen) add_later_splits<C>(params, work, first_row, r.output, rows);
+    } else if (work.place.partial != TileSplit::kNotSplit) {
       cuda::store_partial(params.partials, work.place.partial, params.output.pack, work.queries,
                           first_row, first_row - work.first_row, r.output, rows);
+      if constexpr (kMayOpen) tell_opener<C>(params, work.place.partial);
       return;
     }
   }
@@ -68,8 +74,9 @@ __device__ __forceinline__ void stage_rows(const ForwardParams& params,
   staged.send(params, queries, first_row);
 }
 
-// Algorithm 2, line 20. The next tile's work tile is the current one by now.
-template <ForwardConfig C>
+// Algorithm 2, line 20. The next tile's work tile is the current one by now. IsLast: that may be
+// the end of all tiles.
+template <bool IsLast, ForwardConfig C>
 __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTile<C>& r,
                                             const RowState& rows) {
   const uint32_t stage = c.stages.previous_work_tile();
@@ -86,7 +93,7 @@ __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTil
                                                rows, values);
     }
   } else {
-    store_tile<C>(c.params, work, first_row, r, rows);
+    store_tile<C, IsLast>(c.params, work, first_row, r, rows);
   }
   c.stages.release_work_tile(stage);
 }

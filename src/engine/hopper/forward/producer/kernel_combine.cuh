@@ -13,6 +13,9 @@ class KernelCombine {
   struct Smem {};
   static constexpr bool kTakesWholeTiles = true;  // their entry says that they are not split
 
+  // The CTA's range of a stream-K schedule, or its first tile or split.
+  static __device__ __forceinline__ int range(const ForwardParams&) { return int(blockIdx.x); }
+
   __device__ __forceinline__ KernelCombine(const ForwardParams& params, Smem&) : params_(params) {}
 
   // A CTA has an entry of its own, if tiles have none.

@@ -312,17 +312,18 @@ inline constexpr Shape kDecoded[] = {
      .by_cp_async = true},
 };
 
-// The same of 128 rows, and whole ones, of which a block may have several.
+// The same of 128 rows: in so many splits that a kernel combines them, and whole ones, of which a
+// CTA may have several.
 inline constexpr Shape kDecodedByMoreRows[] = {
     {.seqlen_q = 128,
      .seqlen_k = kWholeBlocks,
-     .heads = 3,
-     .kv_heads = 3,
+     .heads = 1,
+     .kv_heads = 1,
      .batches = 1,
      .mask = kCausal,
      .used_k = kAllUsed,
      .scheduler = Scheduler::kStreamK,
-     .split = {.ctas = 2},
+     .split = {.ctas = 5},
      .page_size = 16},
     {.seqlen_q = 128,
      .seqlen_k = kWholeBlocks,
@@ -351,6 +352,52 @@ inline constexpr Shape kDecodedByMoreRows[] = {
      .used_k = kAllUsed,
      .scheduler = Scheduler::kDirect,
      .by_cp_async = true},
+};
+
+// Few splits a tile, which the CTA that opens it combines: a CTA that also goes on with another
+// tile; a split that is a whole range, of rows for one warpgroup alone; ranges side by side; and a
+// split of which the first warpgroup's rows see nothing.
+inline constexpr Shape kOpened[] = {
+    {.seqlen_q = 80,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = kCausal,
+     .used_k = kAllUsed,
+     .scheduler = Scheduler::kStreamK,
+     .split = {.ctas = 3},
+     .page_size = 16},
+    {.seqlen_q = 48,
+     .seqlen_k = kWholeBlocks,
+     .heads = 1,
+     .kv_heads = 1,
+     .batches = 1,
+     .mask = kCausal,
+     .used_k = kAllUsed,
+     .scheduler = Scheduler::kStreamK,
+     .split = {.ctas = 3},
+     .by_cp_async = true},
+    {.seqlen_q = 70,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = kFull,
+     .used_k = kAllUsed,
+     .scheduler = Scheduler::kStreamK,
+     .split = {.ctas = 4, .groups_log2 = 1},
+     .by_cp_async = true},
+    {.seqlen_q = 90,
+     .seqlen_k = kWholeBlocks,
+     .heads = 1,
+     .kv_heads = 1,
+     .batches = 1,
+     .mask = {.right = -870},
+     .used_k = kAllUsed,
+     .scheduler = Scheduler::kStreamK,
+     .split = {.ctas = 2},
+     .page_size = 16},
 };
 
 }  // namespace fa3::hopper

@@ -154,10 +154,51 @@ TYPED_TEST(StreamKProtocol, every_block_is_multiplied_and_every_split_counted_on
 
 TYPED_TEST(StreamKProtocol, tiles_of_more_rows_may_be_whole) {
   constexpr ForwardConfig kKernel = kStreamKTable[TypeParam::kRow].config;
-  if constexpr (kKernel.combine() == CombineKind::kKernel) {
+  if constexpr (kKernel.combine() == CombineKind::kOpener) {
     expect_all_work_done(kernel_on_trial<kKernel>(), kDecodedByMoreRows);
   } else {
     GTEST_SKIP() << "this kernel only computes splits";
+  }
+}
+
+// And again on the workspace as a launch leaves it, as a captured one does.
+TYPED_TEST(StreamKProtocol, the_cta_that_opens_a_tile_adds_every_split_once) {
+  constexpr ForwardConfig kKernel = kStreamKTable[TypeParam::kRow].config;
+  if constexpr (kKernel.combine() == CombineKind::kOpener) {
+    const KernelOnTrial kernel = kernel_on_trial<kKernel>();
+    for (const Shape& shape : kOpened) {
+      for (const Pace& pace : paces_of(kKernel)) {
+        for (unsigned seed = 0; seed < num_seeds(); ++seed) {
+          ForwardRun run(kernel, {.shape = shape, .seed = seed, .pace = pace, .replays = 1});
+          ASSERT_TRUE(run.opener_combines());
+          run.expect_all_work_done();
+          ASSERT_FALSE(testing::Test::HasFatalFailure())
+              << pace.name << ", " << shape.seqlen_q << " rows, seed " << seed;
+        }
+      }
+    }
+  } else {
+    GTEST_SKIP() << "the last CTA combines";
+  }
+}
+
+// Where one CTA alone has room at a time, those that are waited for have been there before.
+TYPED_TEST(StreamKProtocol, the_cta_that_opens_a_tile_waits_for_none_that_starts_later) {
+  constexpr ForwardConfig kKernel = kStreamKTable[TypeParam::kRow].config;
+  if constexpr (kKernel.combine() == CombineKind::kOpener) {
+    const KernelOnTrial kernel = kernel_on_trial<kKernel>();
+    for (const Shape& shape : kOpened) {
+      Trial trial{.shape = shape};
+      for (int cta = 0; cta < shape.split.ctas; ++cta) trial.order.push_back(cta);
+      ForwardRun run(kernel, trial);
+      run.expect_all_work_done();
+      ASSERT_FALSE(testing::Test::HasFatalFailure()) << shape.seqlen_q << " rows";
+      std::ranges::reverse(trial.order);
+      EXPECT_TRUE(ForwardRun(kernel, trial).error().starts_with("deadlock"))
+          << shape.seqlen_q << " rows";
+    }
+  } else {
+    GTEST_SKIP() << "the last CTA combines";
   }
 }
 
@@ -307,6 +348,42 @@ TEST_F(BrokenCpAsync, full_before_the_last_warp_has_copied) {
 }
 TEST_F(BrokenCpAsync, released_before_it_was_read) {
   expect_found(Fault::kReleaseBeforeRead, {"overwritten while it is read"});
+}
+
+// The same where the CTA that opens a tile combines its splits.
+class BrokenOpener : public BrokenProtocol {
+ protected:
+  static constexpr ForwardConfig kOpener = kStreamKTable[6].config;
+  static_assert(kOpener.combine() == CombineKind::kOpener);
+  static void expect_found(Fault fault, const std::set<std::string>& complaints) {
+    BrokenProtocol::expect_found<kOpener>(fault, complaints, {std::begin(kPaces), std::end(kPaces)},
+                                          kOpened);
+  }
+};
+
+TEST_F(BrokenOpener, splits_are_added_without_a_wait) {
+  expect_found(Fault::kNoFlagWait, {"read from global memory before it was stored",
+                                    "no flag between a store to global memory and its reader"});
+}
+TEST_F(BrokenOpener, a_flag_tells_of_nothing) {
+  expect_found(Fault::kFlagRaisedEarly,
+               {"no flag between a store to global memory and its reader"});
+}
+// What only the next launch notices, where an opener waits before the others are done.
+TEST_F(BrokenOpener, flags_are_not_taken_back) {
+  const KernelOnTrial kernel = kernel_on_trial<kOpener>();
+  for (const Shape& shape : kOpened) {
+    int found = 0;
+    for (const Pace& pace : kPaces) {
+      Trial trial{.shape = shape, .pace = pace, .fault = Fault::kFlagLeftRaised};
+      EXPECT_EQ(ForwardRun(kernel, trial).error(), "") << pace.name;
+      trial.replays = 1;
+      const std::string error = ForwardRun(kernel, trial).error();
+      found += error.starts_with("read from global memory before it was stored") ||
+               error.starts_with("no flag between a store to global memory and its reader");
+    }
+    EXPECT_GT(found, 0) << shape.seqlen_q << " rows";
+  }
 }
 
 // Of bf16 queries over a quantized cache, of a kernel whose warps do not meet for turns.

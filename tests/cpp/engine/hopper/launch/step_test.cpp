@@ -236,6 +236,8 @@ TEST(Words, of_a_plan_are_those_of_the_field) {
                            "split-KV: 1 cluster of 8 CTAs per tile"});
   expect(decoding_step(8),
          {"split-KV: stream-K over 256 CTAs, combined in the kernel", "cp.async loads K and V"});
+  expect(decoding_step(32, 16),
+         {"split-KV: stream-K over 128 CTAs, combined by the CTA that opens a tile"});
   expect(prompts, {"single wave: one CTA per tile"});
   expect(fixed, {"split-KV: up to 5 splits per tile", "batch-invariant"});
   expect(wide, {"V in 2 launches of 256 columns"});

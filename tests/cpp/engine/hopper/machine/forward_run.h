@@ -35,6 +35,10 @@ struct Trial {
   Fault fault = Fault::kNone;
   int barrier = 0;             // that the fault is about, by its number
   bool heads_in_work = false;  // e4m3: tiles wait for what the kernel before makes of their heads
+  // Where CTAs wait for each other all of them run, side by side, or one after the other in this
+  // order, as where only one has room.
+  std::vector<int> order{};
+  int replays = 0;  // of the launch, on the workspace as it left it
 };
 
 // Tiles whose first key block has an infinite score, which the guarded softmax cannot hold: its
@@ -101,6 +105,8 @@ class ForwardRun {
       launch_ = {grid.x, *static_cast<const ForwardParams*>(params), pdl};
     };
     EXPECT_EQ(launch_forward(plan, operands, workspace_.data(), nullptr), cudaSuccess);
+    opener_combines_ = plan.combine == Combine::kOpener;
+    ctas_ = opener_combines_ ? int(launch_.blocks) : 1;
     for (CUtensorMap* map : {&launch_.params.k_map, &launch_.params.v_map}) {
       machine::TensorMap known = machine::decoded(*map);
       known.page_rows = s.page_size;
@@ -111,21 +117,75 @@ class ForwardRun {
     launch_.params.cp_async.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
     launch_.params.cp_async.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
     if (config_.combine() == CombineKind::kLastCta) prepare_counts();
-    ptx::has_dequantized[0] = ptx::has_dequantized[1] = false;
-    outcome_ = machine::run_block(setting(), config_.threads() / kWarpSize, launch_.blocks,
-                                  [this] { kernel_.kernel(launch_.params); });
+    for (int i = 0; i <= trial.replays && (i == 0 || error().empty()); ++i) {
+      std::ranges::fill(lse_, std::nanf(""));
+      ptx::has_dequantized[0] = ptx::has_dequantized[1] = false;
+      run();
+    }
   }
 
   const std::string& error() const { return outcome_.error; }
+  bool opener_combines() const { return opener_combines_; }
 
-  // Every visible block of every tile of this block, once for each warp, in order.
+  // Every visible block of every tile of the CTAs that ran, once for each warp, in order.
   void expect_all_work_done() {
     ASSERT_EQ(error(), "");
-    const std::vector<Work> tiles = my_work();
+    std::vector<Work> tiles;
+    for (int cta = 0; cta < ctas_; ++cta) {
+      const std::vector<Work> own = work_of_cta(cta);
+      expect_products(own, cta);
+      if (testing::Test::HasFatalFailure()) return;
+      tiles.insert(tiles.end(), own.begin(), own.end());
+    }
+    expect_rows_written(tiles);
+    if (config_.dequantizes() && !tiles.empty()) {
+      ASSERT_TRUE(ptx::has_dequantized_only(is_e5m2()));
+    }
+    if (config_.combine() == CombineKind::kLastCta) expect_counted(tiles);
+    if (opener_combines_) expect_flags_taken_back(tiles);
+  }
+
+ private:
+  // A tile, or a split of one, and its sequence.
+  struct Work {
+    int m_block;
+    QueryRows queries;
+    KeyRows keys;
+    KvBlocks blocks{0, kAllBlocks};  // of a split
+    int partial = TileSplit::kNotSplit;
+    CombineTile combine{};  // of kernels that combine splits themselves
+    int first_list = 0;     // of a sequence's, under a block mask
+    bool opens = false;     // a tile whose later splits are added to this one
+  };
+
+  void run() {
+    const int warps = config_.threads() / kWarpSize;
+    const dim3 grid{launch_.blocks, 1, 1};
+    const auto body = [this] { kernel_.kernel(launch_.params); };
+    if (trial_.order.empty()) {
+      outcome_ = machine::run_ctas(setting(), warps, {.grid = grid, .count = ctas_}, body);
+      return;
+    }
+    outcome_ = {};
+    outcome_.products.resize(size_t(ctas_ * warps));
+    for (int cta : trial_.order) {
+      machine::Setting alone = setting();
+      alone.stored_before = {outcome_.stored.begin(), outcome_.stored.end()};
+      const machine::Outcome own =
+          machine::run_ctas(alone, warps, {.grid = grid, .first = cta}, body);
+      outcome_.error = own.error;
+      if (!own.error.empty()) return;
+      outcome_.stored.insert(outcome_.stored.end(), own.stored.begin(), own.stored.end());
+      std::ranges::copy(own.products, outcome_.products.begin() + ptrdiff_t(cta) * warps);
+    }
+  }
+
+  void expect_products(const std::vector<Work>& tiles, int cta) const {
     for (int warp = 0; warp < config_.consumer_warps(); ++warp) {
       std::vector<Product> expected;
       for (const Work& work : tiles) add_expected(work, warp, &expected);
-      const std::vector<Product> all = outcome_.products[size_t(warp + first_consumer())];
+      const int number = cta * config_.threads() / kWarpSize + first_consumer() + warp;
+      const std::vector<Product>& all = outcome_.products[size_t(number)];
       std::vector<Product> scores, outputs;
       for (const Product& p : all) (p.scores() ? scores : outputs).push_back(p);
       ASSERT_EQ(scores.size(), outputs.size()) << "warp " << warp;
@@ -142,24 +202,7 @@ class ForwardRun {
       }
       if (config_.dequantizes()) expect_filled_in_order(tiles, warp, expected, scores, outputs);
     }
-    expect_rows_written(tiles);
-    if (config_.dequantizes() && !tiles.empty()) {
-      ASSERT_TRUE(ptx::has_dequantized_only(is_e5m2()));
-    }
-    if (config_.combine() == CombineKind::kLastCta) expect_counted(tiles);
   }
-
- private:
-  // A tile, or a split of one, and its sequence.
-  struct Work {
-    int m_block;
-    QueryRows queries;
-    KeyRows keys;
-    KvBlocks blocks{0, kAllBlocks};  // of a split
-    int partial = TileSplit::kNotSplit;
-    CombineTile combine{};  // of kernels that combine splits themselves
-    int first_list = 0;     // of a sequence's, under a block mask
-  };
 
   bool is_e5m2() const { return (trial_.seed + unsigned(trial_.shape.heads)) % 2 == 1; }
 
@@ -170,13 +213,13 @@ class ForwardRun {
   // workspace holds what it held.
   void prepare_counts() {
     if (trial_.seed % 2 == 0) return;
-    for (const Work& work : my_work()) {
+    for (const Work& work : work_of_cta(0)) {
       if (work.partial == TileSplit::kNotSplit) continue;
       launch_.params.counts.cells[work.combine.later_partials] =
           counted(work.combine.num_splits - 1);
     }
   }
-  // This block's splits are counted, once each. Whoever counts the last one combines, and leaves
+  // CTA 0's splits are counted, once each. Whoever counts the last one combines, and leaves
   // zero.
   void expect_counted(const std::vector<Work>& tiles) const {
     const bool last = trial_.seed % 2 == 1;
@@ -184,6 +227,18 @@ class ForwardRun {
       if (work.partial == TileSplit::kNotSplit) continue;
       ASSERT_GT(work.combine.num_splits, 1);
       ASSERT_EQ(launch_.params.counts.cells[work.combine.later_partials], counted(last ? 0 : 1));
+    }
+  }
+
+  // The opener has waited for each warp that has rows.
+  void expect_flags_taken_back(const std::vector<Work>& tiles) const {
+    for (const Work& work : tiles) {
+      if (work.partial == TileSplit::kNotSplit || work.opens) continue;
+      for (int warp = 0; warp < config_.consumer_warps(); ++warp) {
+        if (num_blocks_of(work, warp / kWarpsPerWarpgroup) == 0) continue;
+        const int cell = work.partial * config_.consumer_warps() + warp;
+        ASSERT_EQ(launch_.params.counts.cells[cell], counted(0)) << "warp " << warp;
+      }
     }
   }
 
@@ -298,7 +353,7 @@ class ForwardRun {
     return setting;
   }
 
-  // The tiles that this block drew, or that were dealt to it.
+  // The tiles that CTA 0 drew, or that were dealt to it.
   std::vector<int> my_tiles() const {
     const hopper::ForwardParams& params = launch_.params;
     const int all =
@@ -314,7 +369,8 @@ class ForwardRun {
     return tiles;
   }
 
-  std::vector<Work> my_work() const {
+  // What CTA 0 computes, or one among all.
+  std::vector<Work> work_of_cta(int cta) const {
     std::vector<Work> all;
     const ForwardParams& params = launch_.params;
     if (!trial_.shape.finds_own_tiles()) {
@@ -324,7 +380,9 @@ class ForwardRun {
     const int blocks = int(launch_.blocks);
     const SplitKvSchedule& schedule = params.schedule;
     SequenceSmem memory;
-    SplitIterator splits(schedule, SequenceWindow(schedule, memory.entries), 0, blocks);
+    // Who is waited for comes first.
+    const int range = opener_combines_ ? blocks - 1 - cta : cta;
+    SplitIterator splits(schedule, SequenceWindow(schedule, memory.entries), range, blocks);
     while (!splits.done()) {
       SequenceTiles s;
       TileSplit split;
@@ -333,6 +391,7 @@ class ForwardRun {
       all.push_back({split.m_block, s.queries, s.keys, split.blocks, split.partial});
       if (trial_.shape.scheduler == Scheduler::kStreamK)
         all.back().combine = splits.combine_tile_of_range(split);
+      all.back().opens = opener_combines_ && splits.later_splits(split) > 0;
     }
     return all;
   }
@@ -416,7 +475,7 @@ class ForwardRun {
       const int end = std::min(count, (work.m_block + 1) * config_.block_m);
       for (int row = work.m_block * config_.block_m; row < end; ++row) {
         if (row % kRowsPerWarp % kRowDistance != 0) continue;
-        if (work.partial != TileSplit::kNotSplit) {
+        if (work.partial != TileSplit::kNotSplit && !work.opens) {
           const PartialOutput& to = launch_.params.partials;
           const int64_t partial_row = to.row(work.partial, row % config_.block_m);
           ASSERT_FALSE(std::isnan(to.lse[partial_row])) << "row " << row << " of a split";
@@ -427,6 +486,7 @@ class ForwardRun {
         }
         const int64_t at = (int64_t{batch} * s.heads + head) * s.q_rows() + begin + row;
         ASSERT_TRUE(extreme || !std::isnan(lse_[size_t(at)])) << "row " << row << " not written";
+        if (work.opens) expect_all_keys_counted(work, row, lse_[size_t(at)]);
         if (consumer_tuning(config_).stages_rows) continue;
         const int64_t o_row = (int64_t{batch} * s.q_rows() + begin + row) * s.heads + head;
         for (int column = 0; column < config_.head_dim_v; column += kColumnsApart) {
@@ -437,6 +497,15 @@ class ForwardRun {
     }
     ASSERT_EQ(std::set<const void*>(outcome_.stored.begin(), outcome_.stored.end()), expected);
     if (consumer_tuning(config_).stages_rows) expect_rows_sent(tiles);
+  }
+
+  // Scores are zero, so the log-sum-exp is the logarithm of how many keys all splits have counted;
+  // where a mask ends within eight keys, lane 0 stands for others that see one more or less.
+  void expect_all_keys_counted(const Work& work, int row, float lse) const {
+    constexpr float kTolerance = 8;
+    const int seen =
+        std::max(0, trial_.shape.mask.keys_of(row, work.queries.used, work.keys.count).end);
+    ASSERT_NEAR(std::exp(lse), float(seen), kTolerance) << "row " << row;
   }
 
   // Where rows leave through shared memory: each warp's once, slab by slab or all together.
@@ -515,6 +584,8 @@ class ForwardRun {
     bool pdl;
   };
   Launch launch_;
+  bool opener_combines_ = false;
+  int ctas_ = 1;  // that run: the first of the grid
   machine::Outcome outcome_;
 };
 

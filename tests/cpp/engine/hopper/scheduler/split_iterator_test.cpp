@@ -60,6 +60,12 @@ void expect_right_splits(const SplitKvSchedule& schedule, int num_blocks) {
       }
       if (!exists) continue;
       ASSERT_GT(split.blocks.count, 0);
+      if (schedule.is_stream_k()) {
+        const bool opens_split_tile = split.partial >= num_blocks;
+        const int later = splits.later_splits(split);
+        ASSERT_EQ(later, opens_split_tile ? splits.combine_tile(split).num_splits - 1 : 0);
+        ASSERT_TRUE(later == 0 || splits.done()) << "a CTA goes on behind a tile that it opens";
+      }
       const Tile tile{s.queries.begin, s.queries.batch, split.m_block, split.pack};
       const bool first =
           found[tile].emplace(split.blocks.first, std::pair(split.blocks, split.partial)).second;

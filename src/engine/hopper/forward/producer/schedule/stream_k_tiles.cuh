@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scheduler of kernels that only decode. Of tiles of 64 rows they compute splits, and the CTA
 // that is done with the last split of a tile combines them (combine_last.cuh). Those of 128 rows
-// may be whole, and take longer to combine: a kernel does that. Next: load_cp_async.cuh.
+// may be whole, and take one CTA longer to load again: of few splits the CTA that opens a tile
+// combines (combine_opener.cuh), of more a kernel. Next: load_cp_async.cuh.
 #pragma once
 
 #include "engine/hopper/combine/combine_last.cuh"
+#include "engine/hopper/combine/combine_opener.cuh"
 #include "engine/hopper/forward/producer/kernel_combine.cuh"
 #include "engine/hopper/forward/producer/schedule/tile_scheduler.cuh"
 #include "engine/hopper/forward/producer/schedule/tile_splits.cuh"
@@ -17,6 +19,8 @@ class LastCtaCombine {
  public:
   using Smem = CombineTiles;
   static constexpr bool kTakesWholeTiles = false;
+
+  static __device__ __forceinline__ int range(const ForwardParams&) { return int(blockIdx.x); }
 
   __device__ __forceinline__ LastCtaCombine(const ForwardParams& params, Smem& smem)
       : params_(params), smem_(smem) {}
@@ -45,12 +49,36 @@ class LastCtaCombine {
   int num_tiles_ = 0;
 };
 
+// The opener, to which consumers see, or the kernel.
+class OpenerCombine : public KernelCombine {
+ public:
+  __device__ __forceinline__ OpenerCombine(const ForwardParams& params, Smem& smem)
+      : KernelCombine(params, smem), params_(params) {}
+
+  // An opener waits for CTAs of later ranges, which therefore start first.
+  static __device__ __forceinline__ int range(const ForwardParams& params) {
+    return int(opener_combines(params) ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+  }
+
+  __device__ __forceinline__ void open() const {
+    if (!opener_combines(params_)) KernelCombine::open();
+  }
+  template <class Splits>
+  __device__ __forceinline__ void add(const Splits& splits, const TileSplit& tile_split,
+                                      const cuda::QueryRows& queries) const {
+    if (!opener_combines(params_)) KernelCombine::add(splits, tile_split, queries);
+  }
+
+ private:
+  const ForwardParams& params_;
+};
+
 // Tiles of few sequences, or splits of them, whose consumers find for themselves which blocks they
 // visit: a small call waits for its first block.
 template <ForwardConfig C>
 class StreamKTiles {
-  static constexpr bool kCombinesItself = C.combine() == CombineKind::kLastCta;
-  using Combine = std::conditional_t<kCombinesItself, LastCtaCombine<C>, KernelCombine>;
+  static constexpr bool kLastCtaCombines = C.combine() == CombineKind::kLastCta;
+  using Combine = std::conditional_t<kLastCtaCombines, LastCtaCombine<C>, OpenerCombine>;
   using Splits = TileSplits<C, FewSequences, Combine, true>;
 
  public:
@@ -63,7 +91,7 @@ class StreamKTiles {
       : splits_(params, smem) {}
 
   __device__ __forceinline__ void open() const {
-    if constexpr (!kCombinesItself) splits_.open();
+    if constexpr (!kLastCtaCombines) splits_.open();
   }
   __device__ __forceinline__ bool done() const { return splits_.done(); }
   __device__ __forceinline__ bool next(WorkTileOf<C>& work) {
@@ -79,7 +107,7 @@ class StreamKTiles {
   __device__ __forceinline__ void describe_rest(WorkTileOf<C>&) const {}
   __device__ __forceinline__ void close(Smem& smem) const { splits_.close(smem); }
   static __device__ __forceinline__ void combine(const ForwardParams& params, Smem& smem) {
-    if constexpr (kCombinesItself) {
+    if constexpr (kLastCtaCombines) {
       combine_tiles_of_cta<C>(params, smem.combine, int(thread_in_block()) - kWarpgroupSize);
     }
   }

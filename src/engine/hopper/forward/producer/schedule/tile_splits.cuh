@@ -10,8 +10,8 @@
 namespace fa3::hopper {
 
 // The splits of a CTA. Sequences: the warp's view of them (sequence_window.cuh). Combine: who
-// combines them (combine_splits.cuh). IsDecoding: the launch is as SplitKvSchedule::for_decoding()
-// says, and its tiles may be whole if a kernel combines.
+// combines them (kernel_combine.cuh, stream_k_tiles.cuh). IsDecoding: the launch is as
+// SplitKvSchedule::for_decoding() says, and its tiles may be whole unless the last CTA combines.
 template <ForwardConfig C, class Sequences, class Combine, bool IsDecoding>
 class TileSplits {
  public:
@@ -43,6 +43,9 @@ class TileSplits {
       work.first_key = tile_split.blocks.first * C.block_n;
       work.place.partial = tile_split.partial;
       work.place.set_sequence(s.number, params_.e4m3.sequences);
+      if constexpr (C.combine() == CombineKind::kOpener) {
+        work.place.later_splits = opener_combines(params_) ? splits_.later_splits(tile_split) : 0;
+      }
     }
     if (Combine::kTakesWholeTiles || (exists && tile_split.partial != TileSplit::kNotSplit)) {
       combine_.add(splits_, tile_split, s.queries);
@@ -60,7 +63,8 @@ class TileSplits {
         IsDecoding ? params.schedule.for_decoding(Combine::kTakesWholeTiles) : params.schedule;
     schedule.block_n = C.block_n;
     schedule.sequences.block_m = C.block_m;
-    return {schedule, Sequences(schedule, sequences.entries), int(blockIdx.x), int(gridDim.x)};
+    return {schedule, Sequences(schedule, sequences.entries), Combine::range(params),
+            int(gridDim.x)};
   }
 
   const ForwardParams& params_;
