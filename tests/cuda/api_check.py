@@ -17,7 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 import c_abi  # noqa: E402  (the C header in ctypes)
 
-DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+DTYPES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.int32: "int32",
+}
 
 
 def view(t):
@@ -30,11 +35,14 @@ def view(t):
 
 
 class Call:
-    """One prepared forward call over (b, s, h, d) tensors; call it to queue it."""
+    """One prepared forward call over (b, s, h, d) tensors; call it to queue it.
 
-    def __init__(self, q, k, v, causal=False, o=None):
+    used: the sequences' keys, on the device.
+    """
+
+    def __init__(self, q, k, v, causal=False, o=None, used=None):
         b, sq, h, _ = q.shape
-        self.inputs = (q, k, v)
+        self.inputs = (q, k, v, used)
         self.o = (
             torch.full((b, sq, h, v.shape[3]), math.nan, dtype=q.dtype, device="cuda")
             if o is None
@@ -46,6 +54,8 @@ class Call:
         self.params.options.engine = c_abi.ENGINES["hopper"]
         for name, t in zip("q k v o lse".split(), (q, k, v, self.o, self.lse), strict=True):
             setattr(self.params, name, view(t))
+        if used is not None:
+            self.params.options.seqused_k = view(used)
         size = ctypes.c_size_t()
         c_abi.check(
             c_abi.library().fa3_forward_workspace_size(
@@ -68,6 +78,15 @@ class Call:
             )
         )
         return self.o
+
+    def plan(self):
+        text = ctypes.create_string_buffer(2048)
+        c_abi.check(
+            c_abi.library().fa3_forward_plan_text(
+                ctypes.byref(self.params), text, ctypes.c_size_t(len(text)), None
+            )
+        )
+        return text.value.decode()
 
 
 def normal(*shape, dtype=torch.bfloat16, seed=0):
@@ -140,6 +159,69 @@ def a_graph_replays_with_new_inputs():
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(call.o, Call(q, k, v, True)())
+
+
+class UnevenSteps(Call):
+    """16 tokens of 32 sequences over 2k keys at most, whose tiles' splits the CTA that opens a tile
+    combines. Lengths are new for every seed: other CTAs open other tiles then."""
+
+    def __init__(self, kv, seed):
+        self.used = torch.empty(32, dtype=torch.int32, device="cuda")
+        super().__init__(normal(32, 16, 64, 128, seed=seed), *kv, True, used=self.used)
+        self.draw(seed)
+        assert "combined by the CTA that opens a tile" in self.plan(), self.plan()
+
+    def draw(self, seed):
+        g = torch.Generator(device="cuda").manual_seed(seed)
+        draws = torch.rand(32, device="cuda", generator=g)
+        self.used.copy_((2048 * 8 ** (draws - 1)).int())
+        self.used[seed % 32] = 0
+
+    def error(self):
+        """Of the last head of four sequences."""
+        worst = 0
+        for b, keys in enumerate(self.used[:4].tolist()):
+            if keys >= 16:
+                q, k, v = (t[b : b + 1, :, -1:] for t in self.inputs[:3])
+                want = exact(q, k[:, :keys], v[:, :keys], True)
+                worst = max(worst, error(self.o[b : b + 1, :, -1:], want))
+        return worst
+
+
+def uneven_steps_replay_on_the_workspace_as_they_left_it():
+    kv = [normal(32, 2048, 8, 128, seed=i) for i in (1, 2)]
+    step = UnevenSteps(kv, 0)
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):  # one starts under the end of the other
+            step()
+    for seed in range(20):
+        step.draw(seed)
+        step.o.fill_(math.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert step.error() < 1e-2, seed
+        again = UnevenSteps(kv, 0)
+        again.draw(seed)
+        assert torch.equal(again(), step.o) and torch.equal(again.lse, step.lse), seed
+
+
+def uneven_steps_of_several_streams_end():
+    """Where CTAs of other calls have the SMs, those that are waited for still come."""
+    kv = [normal(32, 2048, 8, 128, seed=i) for i in (1, 2)]
+    steps = [UnevenSteps(kv, seed) for seed in range(6)]
+    want = [step().clone() for step in steps]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in steps]
+    for _ in range(50):
+        for stream, step in zip(streams, steps, strict=True):
+            with torch.cuda.stream(stream):
+                step()
+    torch.cuda.synchronize()
+    for step, first in zip(steps, want, strict=True):
+        assert torch.equal(step.o, first)
 
 
 def streams_and_host_threads_do_not_disturb_each_other():
@@ -240,6 +322,8 @@ CHECKS = [
     layouts_agree_bit_for_bit,
     gqa_equals_repeated_heads,
     a_graph_replays_with_new_inputs,
+    uneven_steps_replay_on_the_workspace_as_they_left_it,
+    uneven_steps_of_several_streams_end,
     streams_and_host_threads_do_not_disturb_each_other,
     a_thousand_repeats_are_bit_equal,
     memory_beyond_2_31_elements,

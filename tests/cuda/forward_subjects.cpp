@@ -2,6 +2,8 @@
 #include "cuda/forward_subjects.h"
 #include "engine/hopper/config/decode_shape.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <span>
 
@@ -74,6 +76,7 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
 struct StreamKRanges {
   int count;  // kernels for one sequence: of each tile
   int cluster_log2 = 0;
+  int most_groups_log2 = 0;  // no more than there are head packs
 };
 
 // Stream-K, as always where such a kernel is chosen.
@@ -82,9 +85,12 @@ hopper::Tiling tiling_of(const ForwardConfig& config, const hopper::ForwardCall&
   const hopper::PackGqa pack = hopper::most_packed(call.heads_per_kv_head, true);
   const int tiles =
       config.is_single_sequence() ? int(hopper::num_split_tiles(config, call, pack)) : 1;
+  const int packs_log2 = std::countr_zero(uint64_t(hopper::num_packs(call, pack)));
   return {pack,
           hopper::Scheduler::kStreamK,
-          {.ctas = ranges.count * tiles, .cluster_log2 = ranges.cluster_log2}};
+          {.ctas = ranges.count * tiles,
+           .groups_log2 = std::min(packs_log2, ranges.most_groups_log2),
+           .cluster_log2 = ranges.cluster_log2}};
 }
 
 Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const Form& form) {
@@ -93,6 +99,7 @@ Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const 
   subject.name += ", " + std::to_string(ranges.count) +
                   (kernel.config.is_single_sequence() ? " splits" : " ranges") + " of " +
                   std::to_string(1 << ranges.cluster_log2);
+  if (ranges.most_groups_log2 > 0) subject.name += " side by side";
   subject.variant = Variant::kGeneral;
   subject.only_ordinary_scores = false;
   subject.always_splits = kernel.config;
@@ -188,6 +195,8 @@ void add_forms(const ForwardKernel& general, std::vector<Subject>* subjects) {
 
 // One tile in some runs, and several in each.
 constexpr StreamKRanges kDecodeRanges[] = {{2, 3}, {7, 1}, {132}};
+// Few splits of a tile, which the CTA that opens it combines, and more, which a kernel does.
+constexpr StreamKRanges kOpenedRanges[] = {{2}, {3}, {7}, {24, 0, 2}, {132}};
 constexpr StreamKRanges kTileSplits[] = {{1, 3}, {4, 1}, {16}};
 constexpr StreamKRanges kOverlappingSplits[] = {{2, 4}, {4, 1}, {16}};
 const Form kDecodeForms[] = {{},
@@ -212,13 +221,15 @@ Subject whole_subject(const ForwardKernel& kernel, const Form& form) {
 
 void add_decoding(const ForwardKernel& kernel, std::vector<Subject>* subjects) {
   const ForwardConfig& config = kernel.config;
-  if (config.combine() == hopper::CombineKind::kKernel) {
+  const bool opens = config.combine() == hopper::CombineKind::kOpener;
+  if (opens) {
     for (const Form& form : kDecodeForms) {
       if (can_launch(config, form)) subjects->push_back(whole_subject(kernel, form));
     }
   }
   const std::span<const StreamKRanges> all =
       decode_shape(config).overlaps_next_call() ? std::span<const StreamKRanges>(kOverlappingSplits)
+      : opens                                   ? std::span<const StreamKRanges>(kOpenedRanges)
       : config.is_single_sequence()             ? std::span<const StreamKRanges>(kTileSplits)
                                                 : std::span<const StreamKRanges>(kDecodeRanges);
   for (const StreamKRanges& ranges : all) {

@@ -285,6 +285,28 @@ std::vector<RaggedRow> ragged_rows() {
        .k = {.rows = 700, .used = {700, 0, 1, 128, 129, 513}},
        .right = 0,
        .shift = -128},
+      // Tiles of 128 rows, one for each sequence and key head, whose splits end anywhere.
+      {.name = "used_keys_tokens_sink",
+       .heads_q = 16,
+       .heads_k = 2,
+       .q = {.rows = 16},
+       .k = {.rows = 2200, .used = {2200, 0, 1, 130, 1999, 700, 2200, 64}},
+       .causal = true,
+       .sink = true},
+      {.name = "used_keys_fewer_tokens_peaked",
+       .heads_q = 16,
+       .heads_k = 2,
+       .q = {.rows = 12},
+       .k = {.rows = 2200, .used = {5, 2200, 1290, 12, 640}},
+       .causal = true,
+       .gain = 16},
+      {.name = "used_keys_tokens_without_earlier_keys",
+       .heads_q = 16,
+       .heads_k = 2,
+       .q = {.rows = 16},
+       .k = {.rows = 1500, .used = {1500, 900, 0, 715, 1400}},
+       .right = 0,
+       .shift = -700},
   };
 }
 
