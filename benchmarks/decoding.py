@@ -54,9 +54,9 @@ class Shape:
         }
 
 
-def log_uniform(count):
+def log_uniform(count, least=1024, most=131072):
     source = random.Random(3)
-    return [int(math.exp(source.uniform(math.log(1024), math.log(131072)))) for _ in range(count)]
+    return [int(math.exp(source.uniform(math.log(least), math.log(most)))) for _ in range(count)]
 
 
 def shapes():
@@ -74,6 +74,15 @@ def shapes():
     uneven = log_uniform(32)
     yield Shape("uneven", GROUPS_OF_8, uneven)
     yield Shape("uneven", GROUPS_OF_8, [sum(uneven) // 32] * 32)
+    for queries, batch, keys in (
+        (16, 8, 2048),
+        (16, 16, 4096),
+        (16, 32, 2048),
+        (16, 32, 8192),
+        (32, 8, 2048),
+    ):
+        for lengths in ([keys] * batch, log_uniform(batch, keys // 8, keys)):
+            yield Shape("tokens", GROUPS_OF_8, lengths, queries=queries)
     for heads in ((16, 16, 128), SMALL, GROUPS_OF_8):
         for page in (16, 256, 0):
             yield Shape("chunk", heads, [65536], queries=512, page=page)
