@@ -6,6 +6,7 @@
 // row. Next: consumer_state.cuh.
 #pragma once
 
+#include "engine/cuda/softmax/score_e4m3.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/forward_config.h"
@@ -63,21 +64,26 @@ class PromotedSum {
     }
   }
 
-  // A part ends: twice its sum is added, its negative stays. Before a last part that is about as
-  // short as the first one, the sum itself may be added, and nothing stays: then true is returned,
-  // and the next product assigns `output`. `rows` have the sums of P of all parts.
+  // A part ends: twice its sum is added, its negative stays. Of a row that one key rules the sum
+  // itself is added, and nothing stays: beside that key's V, or its negative, the others' small
+  // terms would be cut to nothing. Before a last part that is about as short as the first one, this
+  // may be so for all rows: then true is returned, and the next product assigns `output`. `rows`
+  // have the sums of P of all parts.
   __device__ __forceinline__ bool promote(Output& output, const RowState& rows, uint32_t at) {
     constexpr int kPart = consumer_tuning(C).promotion_blocks;
     const bool existed = exist();
     const int blocks_left = end_ + 2;
     const bool starts_again = kMayStartAgain && blocks_left <= kPart - kPart / 2;
     float given[kRowsPerThread];    // once or twice, in the new unit
+    float stays[kRowsPerThread];    // the factor of what stays
     uint32_t kept[kRowsPerThread];  // the old unit in the new one
 #pragma unroll
     for (int row = 0; row < kRowsPerThread; ++row) {
-      const float power = power_of_two_in(quad_sum(rows.sum[row]));
+      const float sum = quad_sum(rows.sum[row]), power = power_of_two_in(sum);
       const float inverse = kRoom * rcp(power), ratio = unit_[row] * inverse;
-      given[row] = starts_again ? inverse : 2.0f * inverse;
+      const bool ruled = sum < kRuledBelow;
+      given[row] = starts_again || ruled ? inverse : 2.0f * inverse;
+      stays[row] = ruled ? 0.0f : -1.0f;
       kept[row] = pack_pair<Element::kFp16>(ratio, ratio);
       unit_[row] = power * (1.0f / kRoom);
     }
@@ -90,7 +96,7 @@ class PromotedSum {
     }
     if (!starts_again) {
 #pragma unroll
-      for (float& x : output) x = -x;
+      for (int i = 0; i < kNumbers; ++i) output[i] *= stays[fragment_row_index(i)];
     }
     end_ -= kPart;
     return starts_again;
@@ -131,6 +137,9 @@ class PromotedSum {
   // 2^10 times the power of two in that sum. What is stored is at most twice that, and fp16 ends at
   // 2^16.
   static constexpr float kRoom = 32.0f;
+
+  // The largest P, about kTop, is more than half of a smaller sum.
+  static constexpr float kRuledBelow = 2.0f * cuda::DescaledScore<1>::kTop;
 
   static __device__ __forceinline__ float power_of_two_in(float x) {
     constexpr uint32_t kExponent = 0x7f800000;
