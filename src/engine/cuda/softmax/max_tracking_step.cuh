@@ -15,6 +15,7 @@ __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowSta
                                                   const Score& score,
                                                   typename Score::Result& result) {
   constexpr int kSize = Count / Score::kGroups;
+  static_assert(Early % 4 == 0);
   float max[kRowsPerThread];
   row_max(scores, score, max);
   float early[kRowsPerThread] = {}, late[kRowsPerThread] = {};
@@ -26,7 +27,7 @@ __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowSta
     for (int i = group * kSize; i < (group + 1) * kSize && i < Early; ++i) {
       const int row = fragment_row_index(i);
       scores[i] = ex2(score.exponent(group, row, scores[i], rows.ref[row]));
-      sums[row][i % 2] += scores[i];
+      add_p<Score>(sums[row][i % 2], scores[i], i, group * kSize);
     }
 #pragma unroll
     for (int row = 0; row < kRowsPerThread; ++row) {
@@ -48,7 +49,7 @@ __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowSta
       const int row = fragment_row_index(i);
       if (i < Early) continue;
       scores[i] = ex2(score.exponent(group, row, scores[i], finite_ref[row]));
-      sums[row][i % 2] += scores[i];
+      add_p<Score>(sums[row][i % 2], scores[i], i, group * kSize > Early ? group * kSize : Early);
     }
 #pragma unroll
     for (int row = 0; row < kRowsPerThread; ++row) {

@@ -18,21 +18,34 @@ __device__ __forceinline__ float largest_sum(const PartedStepResult& result, int
   return max_nan(result.largest_part[row], result.block_sum[row]);
 }
 
+// The scales of a block of keys, by groups.
+template <int Groups, bool Lean>
+struct BlockScales {
+  float factor[Groups];  // scales of q and k, softmax scale, log2(e)
+  float boost[Groups];   // log2, at most 0
+};
+template <int Groups>
+struct BlockScales<Groups, true> : BlockScales<Groups, false> {
+  float unboost[Groups];  // 2^-boost
+};
+
 // The hook of e4m3 queries, keys and values, where each kDescaleRows keys have scales of their
 // own. A key's scale acts in its exponent's factor. So does its value's, as `boost`: P is
 // multiplied by that scale over the largest of the head, before it is rounded, and the row's sum
 // takes that factor out again.
 //
 // P becomes e4m3, which ends at 448 and is exact for powers of two. The guard looks at sums of 8.
-template <int Groups>
-struct DescaledScore {
+//
+// LeanSums: sums of P begin with their first number (softmax.cuh), and 2^-boost is given.
+template <int Groups, bool LeanSums = false>
+struct DescaledScore : BlockScales<Groups, LeanSums> {
   static constexpr int kGroups = Groups;
+  static constexpr bool kLeanSums = LeanSums;
   static constexpr float kTop = 32.0f;
   static constexpr float kTopLog2 = 5.0f;
   static constexpr float kBound = 448.0f;
 
-  float factor[Groups];  // scales of q and k, softmax scale, log2(e)
-  float boost[Groups];   // log2, at most 0
+  using BlockScales<Groups, LeanSums>::factor, BlockScales<Groups, LeanSums>::boost;
 
   template <int Count>
   __device__ __forceinline__ void prepare(float (&)[Count]) const {}
@@ -47,7 +60,11 @@ struct DescaledScore {
 
   // A group's sum of P as it counts in the row's sum.
   __device__ __forceinline__ float unboosted(int group, float sum) const {
-    return sum * ex2(-boost[group]);
+    if constexpr (LeanSums) {
+      return sum * this->unboost[group];
+    } else {
+      return sum * ex2(-boost[group]);
+    }
   }
 
   using Result = PartedStepResult;

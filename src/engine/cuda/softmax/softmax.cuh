@@ -58,6 +58,19 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// Whether sums of P begin with their first number, or with zero: an addition less, but one that
+// the compiler may start early.
+template <class Score>
+inline constexpr bool kLeanSums = requires {
+  requires Score::kLeanSums;
+};
+
+// Number i of a thread joins the accumulator of its parity: the first one there is i < begin + 4.
+template <class Score>
+__device__ __forceinline__ void add_p(float& sum, float p, int i, int begin) {
+  sum = kLeanSums<Score> && i < begin + 4 ? p : sum + p;
+}
+
 // Sums of P while they grow: two accumulators a row for each of the score's groups of keys.
 template <class Score>
 struct BlockSums {
@@ -74,10 +87,11 @@ __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float
                                              const Score& score, BlockSums<Score>& sums) {
 #pragma unroll
   for (int i = Begin; i < End; ++i) {
-    const int row = fragment_row_index(i), group = i / (Count / Score::kGroups);
+    constexpr int kSize = Count / Score::kGroups;
+    const int row = fragment_row_index(i), group = i / kSize;
     if (Rows < kRowsPerThread && row >= Rows) continue;
     scores[i] = ex2(score.exponent(group, row, scores[i], ref[row]));
-    sums.part[row][group][i % 2] += scores[i];
+    add_p<Score>(sums.part[row][group][i % 2], scores[i], i, group * kSize);
   }
 }
 

@@ -13,8 +13,9 @@ namespace fa3::hopper {
 // The scales of kDescaleRows keys: 16 bytes, which TMA can move.
 struct alignas(16) KeyScales {
   float key;
-  float boost;  // log2 of the values' scale over the head's largest
-  float unused[2];
+  float boost;    // log2 of the values' scale over the head's largest
+  float unboost;  // 2^-boost
+  float unused;
 };
 
 // The scales of a tile, one of Q for each warpgroup.

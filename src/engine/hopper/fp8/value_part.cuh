@@ -4,6 +4,7 @@
 // transpose_ahead.cuh.
 #pragma once
 
+#include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/fp8/prepare_e4m3.h"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/tile/transpose_square.cuh"
@@ -67,9 +68,11 @@ __device__ __forceinline__ void write_scales(const E4m3Preparation& p, int keys,
   const int block = part.number * kPartBlocks + lane;
   const bool used = block * kDescaleRows < keys;
   const float value = used ? scale_of(p.value_scales, part.sequence, part.head, block) : largest;
+  const float boost = boost_of(all_zero, value, largest);
   p.prepared[row * (p.padded_keys / kDescaleRows) + block] = {
       .key = used ? scale_of(p.key_scales, part.sequence, part.head, block) : 1.0f,
-      .boost = boost_of(all_zero, value, largest)};
+      .boost = boost,
+      .unboost = cuda::ex2(-boost)};
   if (block == 0) p.largest_of_heads[row] = largest;
 }
 

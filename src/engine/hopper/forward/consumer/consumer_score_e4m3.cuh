@@ -68,7 +68,9 @@ struct DescaledValues {
 template <ForwardConfig C>
 requires(C.e4m3) struct ScoreHook<C> {
   static constexpr int kGroups = consumer_tuning(C).scale_groups;
-  using Type = std::conditional_t<C.capped(), CappedDescaledScore<kGroups>, DescaledScore<kGroups>>;
+  static constexpr bool kLeanSums = consumer_tuning(C).lean_sums;
+  using Type = std::conditional_t<C.capped(), CappedDescaledScore<kGroups>,
+                                  DescaledScore<kGroups, kLeanSums>>;
 
   static __device__ __forceinline__ Type make(const ForwardParams& params) {
     if constexpr (C.capped()) {
@@ -82,11 +84,17 @@ requires(C.e4m3) struct ScoreHook<C> {
   static __device__ __forceinline__ void read_scales(Type& score, float query, uint32_t scales) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      float key_and_boost[2];
-      ptx::ld_shared_f32x2(scales + group * uint32_t{sizeof(KeyScales)}, key_and_boost);
+      const uint32_t at = scales + group * uint32_t{sizeof(KeyScales)};
+      float read[kLeanSums ? 4 : 2];  // key, boost, unboost
+      if constexpr (kLeanSums) {
+        ptx::ld_shared_f32x4(at, read);
+        score.unboost[group] = read[2];
+      } else {
+        ptx::ld_shared_f32x2(at, read);
+      }
       // Not zero: masked scores are -inf.
-      score.factor[group] = fmaxf(query * key_and_boost[0], 0x1p-126f);
-      score.boost[group] = key_and_boost[1];
+      score.factor[group] = fmaxf(query * read[0], 0x1p-126f);
+      score.boost[group] = read[1];
     }
   }
 

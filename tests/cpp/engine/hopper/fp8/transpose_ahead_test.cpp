@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <tuple>
 #include <vector>
@@ -109,6 +110,10 @@ class AheadRun {
       EXPECT_EQ(row % tile::kSquare + column % tile::kSquare, 0);
     }
     for (const int count : counters_) EXPECT_EQ(count, order.parts_of_head * warps);
+    // Lane 0, which stands for its warp, has a part's first block.
+    for (size_t block = 0; block < scales_.size(); block += kPartBlocks) {
+      EXPECT_EQ(scales_[block].unboost, std::exp2(-scales_[block].boost));
+    }
   }
 
  private:
