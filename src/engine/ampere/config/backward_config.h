@@ -110,12 +110,6 @@ struct BackwardConfig {
     return k_tile().bytes() + v_tile().bytes() + stages * (stage_bytes() + statistics_bytes()) +
            p_bytes() + ds_tile().bytes() + slope_bytes();
   }
-
-  // A thread's: the larger of dK and dV, a tile of scores, the same packed, and the rest.
-  FA3_HD constexpr int registers_used() const {
-    const int sums = (head_dim > head_dim_v ? head_dim : head_dim_v) * keys_of_warp() / kWarpSize;
-    return sums + keys_of_warp() * block_m / kWarpSize * 3 / 2 + 24;
-  }
 };
 
 }  // namespace fa3::ampere

@@ -55,7 +55,6 @@ class CurrentTile {
   }
   __device__ __forceinline__ void set_mode(TileMode mode) { blocks_.online_from = int(mode); }
 
-  __device__ __forceinline__ void take_online_steps_to(int block) { blocks_.online_from = block; }
   __device__ __forceinline__ bool takes_guarded_step() const {
     return block_ < blocks_.online_from && !hides_left();
   }
