@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What decides the machine code and its launch.
 SOURCES = (
     *("src/engine/hopper/**/*", "src/engine/ampere/**/*", "src/engine/cuda/**/*"),
-    *("src/core/*", "tools/gen_wgmma.py"),
+    *("src/core/**/*", "tools/gen_wgmma.py"),
 )
 # What fa3_gpu_check_backward is made of: these and all that they need.
 BACKWARD_STARTS = tuple(

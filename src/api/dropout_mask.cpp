@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/dropout_mask.h"
 
-#include "core/dropout.h"
+#include "core/dropout/dropout.h"
 #include "core/error.h"
 #include "core/macros.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3_dropout_mask(): what core/dropout.h keeps, weight by weight.
+// fa3_dropout_mask(): what core/dropout/dropout.h keeps, weight by weight.
 #pragma once
 
 #include <fa3/status.h>

@@ -2,7 +2,7 @@
 #include "api/work.h"
 
 #include "core/error.h"
-#include "core/visible_pairs.h"
+#include "core/mask/visible_pairs.h"
 
 namespace fa3::api {
 namespace {

@@ -6,12 +6,12 @@
 
 #include <fa3/fa3.h>
 
-#include "core/block_mask.h"
-#include "core/dropout.h"
+#include "core/dropout/dropout.h"
 #include "core/dtype.h"
 #include "core/key_places.h"
 #include "core/macros.h"
-#include "core/mask_rule.h"
+#include "core/mask/block_mask.h"
+#include "core/mask/mask_rule.h"
 #include "core/quantization.h"
 #include "core/seqlen.h"
 #include "core/transposed_values.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/dropout.h"
-#include "core/mask_rule.h"
+#include "core/dropout/dropout.h"
+#include "core/mask/mask_rule.h"
 
 namespace fa3::testing {
 

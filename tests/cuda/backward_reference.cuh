@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
-#include "core/dropout.h"
-#include "core/mask_rule.h"
+#include "core/dropout/dropout.h"
+#include "core/mask/mask_rule.h"
 
 namespace fa3::testing {
 

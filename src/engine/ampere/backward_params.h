@@ -2,7 +2,7 @@
 // The parameters of the backward's kernels, by value. launch_backward.cpp fills them in.
 #pragma once
 
-#include "core/block_mask.h"
+#include "core/mask/block_mask.h"
 #include "core/seqlen.h"
 #include "engine/ampere/tile/copied_rows.h"
 #include "engine/cuda/backward/query_scratch.h"

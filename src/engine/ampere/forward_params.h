@@ -3,8 +3,8 @@
 // launch/launch_forward.cpp.
 #pragma once
 
-#include "core/block_mask.h"
-#include "core/mask_rule.h"
+#include "core/mask/block_mask.h"
+#include "core/mask/mask_rule.h"
 #include "engine/ampere/tile/copied_rows.h"
 #include "engine/ampere/tile_schedule.h"
 #include "engine/cuda/dropout/dropout.h"

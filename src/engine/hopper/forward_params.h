@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-#include "core/mask_rule.h"
+#include "core/mask/mask_rule.h"
 #include "engine/cuda/dropout/dropout.h"
 #include "engine/cuda/lists/block_list.h"
 #include "engine/cuda/softmax/cache_scales.h"

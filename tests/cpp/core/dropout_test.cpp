@@ -2,7 +2,7 @@
 //
 // philox.h against the test vectors of its paper's authors; dropout.h: where a draw comes from, and
 // the statistics of masks. Seeds are fixed: a bound of 5 standard deviations holds or does not.
-#include "core/dropout.h"
+#include "core/dropout/dropout.h"
 
 #include <gtest/gtest.h>
 

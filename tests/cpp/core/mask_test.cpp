@@ -6,9 +6,9 @@
 
 #include <vector>
 
-#include "core/block_range.h"
-#include "core/mask_rule.h"
-#include "core/visible_pairs.h"
+#include "core/mask/block_range.h"
+#include "core/mask/mask_rule.h"
+#include "core/mask/visible_pairs.h"
 
 namespace fa3::test {
 namespace {

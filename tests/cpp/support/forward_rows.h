@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/dropout.h"
+#include "core/dropout/dropout.h"
 #include "core/macros.h"
 
 namespace fa3::test {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dropout of a warp's scores whose accumulator rows are keys, 16 of them by 16 queries at a time.
-// What is drawn, and in which layout, is in core/dropout.h.
+// What is drawn, and in which layout, is in core/dropout/dropout.h.
 #pragma once
 
 #include "engine/cuda/dropout/dropout.cuh"

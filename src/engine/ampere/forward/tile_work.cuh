@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "core/key_blocks.h"
+#include "core/mask/key_blocks.h"
 #include "engine/ampere/config/forward_config.h"
 #include "engine/ampere/forward/masked_visits.cuh"
 #include "engine/ampere/forward_params.h"

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "core/block_range.h"
+#include "core/mask/block_range.h"
 #include "engine/cpu/kernels/dropout_job.h"
 #include "engine/cpu/kernels/mask_row.h"
 

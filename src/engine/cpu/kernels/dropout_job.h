@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a driver hands to simd/vector/dropout.h: core/dropout.h's parts of the generator that do not
-// depend on the key. Plain data, as in block_job.h.
+// What a driver hands to simd/vector/dropout.h: core/dropout/dropout.h's parts of the generator
+// that do not depend on the key. Plain data, as in block_job.h.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes a DropoutJob and its rows from core/dropout.h.
+// Makes a DropoutJob and its rows from core/dropout/dropout.h.
 #pragma once
 
 #include <algorithm>
 
-#include "core/dropout.h"
+#include "core/dropout/dropout.h"
 #include "engine/cpu/kernels/dropout_job.h"
 
 namespace fa3::cpu {

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "core/mask_rule.h"
+#include "core/mask/mask_rule.h"
 #include "engine/cpu/kernels/block_job.h"
 
 namespace fa3::cpu {

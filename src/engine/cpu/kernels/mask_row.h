@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a driver hands to simd/vector/block_mask.h of a block mask (core/block_mask.h): plain data,
-// as in block_job.h.
+// What a driver hands to simd/vector/block_mask.h of a block mask (core/mask/block_mask.h): plain
+// data, as in block_job.h.
 #pragma once
 
-#include "core/block_mask.h"
+#include "core/mask/block_mask.h"
 
 namespace fa3::cpu {
 

@@ -14,8 +14,8 @@
 #include <cmath>
 #include <limits>
 
-#include "core/block_range.h"
 #include "core/error.h"
+#include "core/mask/block_range.h"
 #include "engine/cpu/exp_difference.h"
 #include "engine/cpu/kernels/dropout_parts.h"
 #include "engine/cpu/kernels/isa.h"

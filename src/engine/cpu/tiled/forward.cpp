@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "core/block_range.h"
+#include "core/mask/block_range.h"
 #include "engine/cpu/kernels/dropout_parts.h"
 #include "engine/cpu/kernels/isa.h"
 #include "engine/cpu/machine/parallel.h"

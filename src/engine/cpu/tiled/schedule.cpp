@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/block_range.h"
+#include "core/mask/block_range.h"
 #include "engine/cpu/kernels/isa.h"
 
 namespace fa3::cpu {

@@ -4,7 +4,7 @@
 // numbers, from the mask rule in core/.
 #pragma once
 
-#include "core/block_range.h"
+#include "core/mask/block_range.h"
 
 namespace fa3::cuda {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dropout of a warp's scores, 16 queries by 64 keys at a time, which its threads hold as fragment.h
-// says: 32 each, the draws of one call of the generator (core/dropout.h). Weights are dropped where
-// they are packed in pairs already: a comparison and an AND for two of them.
+// says: 32 each, the draws of one call of the generator (core/dropout/dropout.h). Weights are
+// dropped where they are packed in pairs already: a comparison and an AND for two of them.
 #pragma once
 
 #include "engine/cuda/dropout/dropout.h"

@@ -2,7 +2,7 @@
 // What a kernel with dropout is given. Next: dropout.cuh.
 #pragma once
 
-#include "core/dropout.h"
+#include "core/dropout/dropout.h"
 
 namespace fa3::cuda {
 

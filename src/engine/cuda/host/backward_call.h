@@ -2,7 +2,7 @@
 // A backward call in the kernels' words: tensors, lengths and a mask in 32 bits. Pure functions.
 #pragma once
 
-#include "core/mask_rule.h"
+#include "core/mask/mask_rule.h"
 #include "core/problem.h"
 #include "core/seqlen.h"
 #include "engine/cuda/tile/rows.h"

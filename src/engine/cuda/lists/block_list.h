@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Block masks (core/block_mask.h) as kernels walk them: for each row of the map a list of the key
-// blocks that are seen, and for each column one of the query blocks that see it. A kernel before
-// (cuda/lists/block_lists.cu) makes them of the map, so that an entry's block exists and its bits
-// may be read, whatever the caller's arrays hold. Next: bit_mask.cuh.
+// Block masks (core/mask/block_mask.h) as kernels walk them: for each row of the map a list of the
+// key blocks that are seen, and for each column one of the query blocks that see it. A kernel
+// before (cuda/lists/block_lists.cu) makes them of the map, so that an entry's block exists and its
+// bits may be read, whatever the caller's arrays hold. Next: bit_mask.cuh.
 #pragma once
 
 #include <cstdint>
 
-#include "core/block_mask.h"
+#include "core/mask/block_mask.h"
 
 namespace fa3::cuda {
 

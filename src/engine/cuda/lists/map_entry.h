@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block mask (core/block_mask.h) says of a block, whatever the caller's arrays hold: nothing
-// has validated them, since a call waits for nothing that the GPU does. Next: bit_mask.cuh.
+// What a block mask (core/mask/block_mask.h) says of a block, whatever the caller's arrays hold:
+// nothing has validated them, since a call waits for nothing that the GPU does. Next: bit_mask.cuh.
 #pragma once
 
-#include "core/block_mask.h"
+#include "core/mask/block_mask.h"
 
 namespace fa3::cuda {
 

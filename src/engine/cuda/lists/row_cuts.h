@@ -4,8 +4,8 @@
 // on the host. Next: block_lists.h.
 #pragma once
 
-#include "core/block_mask.h"
-#include "core/key_blocks.h"
+#include "core/mask/block_mask.h"
+#include "core/mask/key_blocks.h"
 
 namespace fa3::cuda {
 

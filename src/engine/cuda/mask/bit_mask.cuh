@@ -3,7 +3,7 @@
 // rows, or of its columns where rows are keys. Next: mask.cuh.
 #pragma once
 
-#include "core/block_mask.h"
+#include "core/mask/block_mask.h"
 #include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/ptx/smem.cuh"
 #include "engine/cuda/softmax/constants.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mask: hides keys in the blocks that core/key_blocks.h calls masked. A score becomes -inf if
-// its row must not see its key.
+// The mask: hides keys in the blocks that core/mask/key_blocks.h calls masked. A score becomes -inf
+// if its row must not see its key.
 #pragma once
 
 #include "engine/cuda/mask/key_window.h"

@@ -3,7 +3,7 @@
 // Another policy is another struct with these questions: key_window.h. Next: mask.cuh.
 #pragma once
 
-#include "core/mask_rule.h"
+#include "core/mask/mask_rule.h"
 
 namespace fa3::cuda {
 

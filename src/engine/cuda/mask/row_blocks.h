@@ -3,7 +3,7 @@
 // step it takes. Plain constexpr, tested on the host. Next: mask.cuh.
 #pragma once
 
-#include "core/key_blocks.h"
+#include "core/mask/key_blocks.h"
 #include "engine/cuda/mask/key_window.h"
 
 namespace fa3::cuda {

@@ -18,7 +18,7 @@
 
 #include <cstddef>
 
-#include "core/key_blocks.h"
+#include "core/mask/key_blocks.h"
 #include "engine/cuda/mask/row_blocks.h"
 #include "engine/cuda/softmax/epilogue.cuh"
 #include "engine/cuda/softmax/score.cuh"
@@ -172,8 +172,8 @@ class PlainForward {
     return {p_.mask.left, p_.mask.right};
   }
 
-  // Scores of keys that a row must not see become -inf: core/mask_rule.h says which. Keys beyond
-  // the sequence are among them; TMA has written zeros there.
+  // Scores of keys that a row must not see become -inf: core/mask/mask_rule.h says which. Keys
+  // beyond the sequence are among them; TMA has written zeros there.
   __device__ __forceinline__ void hide(float (&scores)[BlockN / 2], int first_row,
                                        int first_key) const {
     const int thread = int(thread_in_block() % kWarpgroupSize);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// core/dropout.h for vectors of keys: rounds 2 to 7 of Philox for a row and as many calls as there
-// are lanes, in halves of 64-bit lanes, since that is how a 32-bit product comes; and the sums of
-// their words. Next: softmax.h.
+// core/dropout/dropout.h for vectors of keys: rounds 2 to 7 of Philox for a row and as many calls
+// as there are lanes, in halves of 64-bit lanes, since that is how a 32-bit product comes; and the
+// sums of their words. Next: softmax.h.
 #pragma once
 
-#include "core/dropout_sums.h"
+#include "core/dropout/dropout_sums.h"
 #include "engine/cpu/kernels/dropout_job.h"
 #include "engine/cpu/simd/vector/pack.h"
 

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "core/dropout.h"
+#include "core/dropout/dropout.h"
 #include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/cuda/softmax/loaded_pairs.h"
 #include "engine/cuda/softmax/softmax.cuh"

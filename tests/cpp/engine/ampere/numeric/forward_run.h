@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dropout.h"
+#include "core/dropout/dropout.h"
 #include "core/problem.h"
 #include "engine/ampere/forward/forward_kernel.cuh"
 #include "engine/ampere/launch/launch_forward.h"

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "core/block_mask.h"
+#include "core/mask/block_mask.h"
 
 namespace fa3::ampere {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The draws that the lanes of a warp make for their weights, against the rule's own
-// (core/dropout.h).
+// (core/dropout/dropout.h).
 #include <gtest/gtest.h>
 
 #include "engine/cuda/dropout/dropout.cuh"

@@ -7,7 +7,7 @@
 #include <array>
 #include <vector>
 
-#include "core/block_mask.h"
+#include "core/mask/block_mask.h"
 #include "shape.h"
 
 namespace fa3::hopper {

@@ -3,7 +3,7 @@
 // Problems that the kernels' sources are run on, on the model SM.
 #pragma once
 
-#include "core/mask_rule.h"
+#include "core/mask/mask_rule.h"
 #include "core/seqlen.h"
 #include "engine/hopper/plan/forward_plan.h"
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/mask_rule.h"
+#include "core/mask/mask_rule.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {

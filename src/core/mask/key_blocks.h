@@ -3,7 +3,7 @@
 // A block range counted in blocks of keys: what a tiled engine walks over.
 #pragma once
 
-#include "core/block_range.h"
+#include "core/mask/block_range.h"
 
 namespace fa3 {
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "core/mask_rule.h"
+#include "core/mask/mask_rule.h"
 
 namespace fa3 {
 

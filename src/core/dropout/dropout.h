@@ -18,9 +18,9 @@
 
 #include <cstdint>
 
-#include "core/dropout_sums.h"
+#include "core/dropout/dropout_sums.h"
+#include "core/dropout/philox.h"
 #include "core/macros.h"
-#include "core/philox.h"
 
 namespace fa3 {
 

@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "core/mask_rule.h"
+#include "core/mask/mask_rule.h"
 
 namespace fa3 {
 
