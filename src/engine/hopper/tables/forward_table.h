@@ -25,6 +25,15 @@ inline constexpr std::array kForwardTable{
         .config =
             {.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .kv_stages = 8},
         .why = "softmax is the bottleneck at 64 columns: three warpgroups share it"},
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .q_stages = 2,
+                              .kv_stages = 8,
+                              .may_split = true},
+                   .max_keys = 0,
+                   .why = "where tiles of 192 rows are too few for the SMs, and to split them"},
     KernelInstance{
         .config = {.head_dim = 64,
                    .head_dim_v = 64,

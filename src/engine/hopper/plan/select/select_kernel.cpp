@@ -71,13 +71,15 @@ double most_rows(const ForwardConfig& c, ForwardCall call, bool are_equal, int n
 // of known lengths.
 bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const ForwardCall& call,
                   int num_sms) {
-  constexpr double kLongerForItsSize = 1.1;  // tiles of 128 rows; those of 64 are for few queries
+  // Tiles of 128 rows, at 64 columns for want of a third warpgroup; those of 64 are for few
+  // queries.
+  const double longer_for_its_size = c.head_dim <= 64 ? 1.2 : 1.1;
   const bool same_columns = other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
   const bool alike = call.mask.hides_nothing() || call.seqlen_k >= int64_t{2} * call.seqlen_q;
   const bool are_causal = call.mask.right == 0 && hides_right_only(call.mask) &&
                           call.seqlen_k >= call.seqlen_q && !call.block_mask.on;
   return same_columns && (alike || are_causal) && !call.lengths_q.varlen && other.consumers() > 1 &&
-         most_rows(other, call, alike, num_sms) * kLongerForItsSize <
+         most_rows(other, call, alike, num_sms) * longer_for_its_size <
              most_rows(c, call, alike, num_sms);
 }
 
