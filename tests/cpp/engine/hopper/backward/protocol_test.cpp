@@ -20,6 +20,7 @@ namespace {
 
 constexpr MaskRuleOf<int> kFull, kCausal{.right = 0};
 
+// Queries, keys, heads, heads of keys, sequences, mask.
 constexpr Shape kShapes[] = {
     {700, 300, 2, 2, 1, kFull}, {300, 500, 6, 2, 2, kCausal}, {900, 200, 3, 1, 1, kCausal},
     {1, 1, 1, 1, 1, kCausal},   {0, 150, 1, 1, 1, kFull},

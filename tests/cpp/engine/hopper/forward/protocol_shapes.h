@@ -10,6 +10,7 @@ namespace fa3::hopper {
 
 inline constexpr MaskRuleOf<int> kFull, kCausal{.right = 0};
 
+// Queries, keys, heads, heads of keys, sequences, mask.
 inline constexpr Shape kShapes[] = {
     // Groups of three are never packed: the model knows rows as queries.
     {500, 700, 2, 2, 2, kFull},   {700, 700, 6, 2, 1, kCausal}, {384, 50, 3, 1, 3, kFull},
