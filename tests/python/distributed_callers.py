@@ -8,7 +8,7 @@ fa3.torch provides.
 
 import torch
 import torch.distributed as dist
-from distributed_cases import join, run_cases
+from distributed_group import join, run_cases
 
 from fa3 import distributed
 from fa3.compat import ring_flash_attn

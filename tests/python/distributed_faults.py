@@ -10,7 +10,7 @@ import signal
 import time
 
 import torch
-from distributed_cases import join
+from distributed_group import join
 
 from fa3 import distributed
 

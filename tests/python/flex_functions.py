@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score functions as users write them, each made of captured tensors for some heads and lengths."""
+"""Score functions as users write them, made of captured tensors for some heads and lengths; and
+tensors to call them with."""
 
 import gc
 
@@ -12,6 +13,16 @@ def generator(seed=0):
 
 def randn(*shape, dtype=torch.float64, seed=0):
     return torch.randn(*shape, dtype=dtype, generator=generator(seed))
+
+
+HEADS, KV_HEADS, ROWS, DIM = 4, 2, 40, 8
+
+
+def inputs(rows=ROWS, keys=ROWS, batch=2, dtype=torch.float64):
+    q = randn(batch, rows, HEADS, DIM, dtype=dtype, seed=11)
+    k = randn(batch, keys, KV_HEADS, DIM, dtype=dtype, seed=12)
+    v = randn(batch, keys, KV_HEADS, DIM, dtype=dtype, seed=13)
+    return [x.requires_grad_() for x in (q, k, v)]
 
 
 def use_at_one_address(makes, use):

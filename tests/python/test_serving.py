@@ -3,12 +3,22 @@
 
 import inspect
 
-import numpy as np
-import oracle
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+
+from serving_batch import (  # noqa: E402
+    DIM,
+    HEADS,
+    HEADS_K,
+    NEW,
+    PAGE,
+    USED,
+    Batch,
+    sglang_call,
+    vllm_call,
+)
 
 from fa3.compat import sglang, vllm  # noqa: E402
 
@@ -52,112 +62,9 @@ def test_signature_is_the_recorded_one(function):
     assert str(inspect.signature(function)) == f"({RECORDED[function]})"
 
 
-HEADS, HEADS_K, DIM = 4, 2, 16
-NEW, USED = (5, 1, 1, 7), (37, 20, 1, 7)  # rows of queries and of keys, of each sequence
-PAGE = 16
-
-
-class Batch:
-    """Some sequences in the middle of their answers: packed queries, keys in pages."""
-
-    def __init__(self, device):
-        generator = torch.Generator().manual_seed(0)
-        self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        self.device = device
-
-        def normal(*shape):
-            return torch.randn(shape, generator=generator).to(device, self.dtype)
-
-        self.q = normal(sum(NEW), HEADS, DIM)
-        self.k_pages, self.v_pages = normal(2, 12, PAGE, HEADS_K, DIM)
-        self.table = torch.randperm(12, generator=generator).view(4, 3).int().to(device)
-        self.starts = torch.tensor([0, *np.cumsum(NEW)], dtype=torch.int32, device=device)
-        self.used = torch.tensor(USED, dtype=torch.int32, device=device)
-        self.sinks = normal(HEADS).bfloat16()
-
-    def keys(self, sequence):
-        """k and v of one sequence, in order."""
-        pages = self.table[sequence].long()
-        return [x[pages].flatten(0, 1)[: USED[sequence]] for x in (self.k_pages, self.v_pages)]
-
-    def packed_keys(self):
-        """k, v and cu_seqlens_k of all sequences."""
-        k, v = (torch.cat(x) for x in zip(*map(self.keys, range(len(USED))), strict=True))
-        starts = torch.tensor([0, *np.cumsum(USED)], dtype=torch.int32, device=self.device)
-        return k, v, starts
-
-    def expected(self, **options):
-        """(out, lse) in float64: (total, heads, dim) and (heads, total)."""
-        out, lse = [], []
-        for sequence, rows in enumerate(self.q.split(NEW)):
-            given = [x.double().cpu().numpy()[None] for x in (rows, *self.keys(sequence))]
-            one_out, one_lse = oracle.forward(*given, **options)
-            out.append(torch.from_numpy(one_out[0]))
-            lse.append(torch.from_numpy(one_lse[0]))
-        return torch.cat(out), torch.cat(lse, -1)
-
-    def close(self, actual, expected):
-        tolerance = 1e-5 if self.dtype == torch.float32 else 2e-2
-        torch.testing.assert_close(actual.double().cpu(), expected, rtol=tolerance, atol=tolerance)
-
-
 @pytest.fixture
 def batch(device):
     return Batch(device)
-
-
-def vllm_call(batch, **changes):
-    """The call of vLLM's FlashAttentionImpl.forward, decoding beside prefills."""
-    descale_shape = (len(NEW), HEADS_K)
-    scale = torch.ones(1, device=batch.device).expand(descale_shape)
-    call = {
-        "q": batch.q,
-        "k": batch.k_pages,
-        "v": batch.v_pages,
-        "out": torch.full_like(batch.q, float("nan")),
-        "cu_seqlens_q": batch.starts,
-        "max_seqlen_q": max(NEW),
-        "seqused_k": batch.used,
-        "max_seqlen_k": max(USED),
-        "softmax_scale": DIM**-0.5,
-        "causal": True,
-        "alibi_slopes": None,
-        "window_size": None,
-        "block_table": batch.table,
-        "softcap": 0,
-        "scheduler_metadata": None,
-        "fa_version": 3,
-        "q_descale": scale,
-        "k_descale": scale,
-        "v_descale": scale,
-        "num_splits": 0,
-        "s_aux": None,
-    }
-    return vllm.flash_attn_varlen_func(**call | changes)
-
-
-def sglang_call(batch, **changes):
-    """The call of sglang's FlashAttentionBackend, forward_extend and forward_decode."""
-    call = {
-        "q": batch.q,
-        "k_cache": batch.k_pages,
-        "v_cache": batch.v_pages,
-        "page_table": batch.table,
-        "cache_seqlens": batch.used,
-        "cu_seqlens_q": batch.starts,
-        "cu_seqlens_k_new": batch.packed_keys()[2],
-        "max_seqlen_q": max(NEW),
-        "softmax_scale": DIM**-0.5,
-        "causal": True,
-        "window_size": (-1, -1),
-        "softcap": 0.0,
-        "k_descale": None,
-        "v_descale": None,
-        "return_softmax_lse": False,
-        "num_splits": 0,
-        "ver": 3,
-    }
-    return sglang.flash_attn_with_kvcache(**call | changes)
 
 
 MASKS = {
@@ -398,41 +305,11 @@ def test_sglang_takes_chunks(batch):
     batch.close(chunked, batch.expected(causal=True, attention_chunk=8)[0])
 
 
-REFUSED = {
-    "q_v: expected None, got a tensor": (vllm_call, {"q_v": torch.zeros(1)}),
-    "FlashMLA": (sglang_call, {"qv": torch.zeros(1)}),
-    "only_qv: expected False": (sglang_call, {"only_qv": True}),
-    "dropout_p: expected 0.0, got 0.1": (vllm_call, {"dropout_p": 0.1}),
-    "sink: not together with bias or alibi_slopes": (
-        vllm_call,
-        {"alibi_slopes": torch.zeros(HEADS), "s_aux": torch.zeros(HEADS)},
-    ),
-    "output_scale: expected None": (vllm_call, {"output_scale": torch.ones(1)}),
-    "mask_mod: expected None": (vllm_call, {"mask_mod": max}),
-    "block_sparse_tensors: expected None": (vllm_call, {"block_sparse_tensors": ()}),
-    "dynamic_causal: expected None": (vllm_call, {"dynamic_causal": torch.ones(4)}),
-    "score_mod: expected None": (sglang_call, {"score_mod": max}),
-}
-
-
-@pytest.mark.parametrize("sentence", REFUSED)
-def test_what_fa3_lacks_is_refused_by_name(sentence):
-    call, changes = REFUSED[sentence]
-    with pytest.raises(fa3.Unsupported, match=sentence):
-        call(Batch("cpu"), **changes)
-
-
 def test_sglang_leaves_sms_free(batch):
     same = {"rtol": 0, "atol": 1e-5 if batch.device == "cpu" else 2e-2}
     torch.testing.assert_close(sglang_call(batch, sm_margin=8), sglang_call(batch), **same)
     with pytest.raises(fa3.InvalidArgument, match="sm_margin: expected 0 to 1023 SMs, got -1"):
         sglang_call(batch, sm_margin=-1)
-
-
-def test_context_parallelism_of_one_rank_is_none():
-    batch = Batch("cpu")
-    alone = {"cp_world_size": 1, "cp_rank": 0, "cp_tot_seqused_k": batch.used}
-    assert torch.equal(vllm_call(batch, **alone), vllm_call(batch))
 
 
 def test_e5m2_caches_are_read_as_the_numbers_they_stand_for(batch):
@@ -444,121 +321,3 @@ def test_e5m2_caches_are_read_as_the_numbers_they_stand_for(batch):
     k, v = caches
     batch.close(vllm_call(batch, k=k, v=v, **scales), expected)
     batch.close(sglang_call(batch, k_cache=k, v_cache=v, **scales), expected)
-
-
-def test_e5m2_queries_are_refused():
-    batch = Batch("cpu")
-    e5m2 = [x.to(torch.float8_e5m2) for x in (batch.q, batch.k_pages, batch.v_pages)]
-    with pytest.raises(fa3.InvalidArgument, match="q: expected .*got float8_e5m2, .* caches alone"):
-        vllm_call(batch, **dict(zip("qkv", e5m2, strict=True)), out=None)
-
-
-WORLD = 3
-RANK_MASKS = [
-    {"causal": True},
-    {"causal": False},
-    {"causal": True, "window": (9, 0)},
-    {"causal": False, "window": (4, 3)},
-    {"causal": False, "window": (-1, 2)},
-]
-
-
-def rank_call(batch, rank, **changes):
-    """One rank's part of the batch's attention: its keys in pages of its own."""
-    local = [torch.zeros_like(x) for x in (batch.k_pages, batch.v_pages)]
-    for sequence in range(len(USED)):
-        for keys, pages in zip(batch.keys(sequence), local, strict=True):
-            for place, row in enumerate(keys[rank::WORLD]):
-                pages[batch.table[sequence, place // PAGE], place % PAGE] = row
-    used = (batch.used - rank + WORLD - 1) // WORLD
-    call = {"k": local[0], "v": local[1], "seqused_k": used, "max_seqlen_k": max(USED)}
-    call |= {"cp_world_size": WORLD, "cp_rank": rank, "cp_tot_seqused_k": batch.used}
-    return vllm_call(batch, **{**call, **changes}, return_softmax_lse=True)
-
-
-def merged(parts):
-    """(out, lse) of all keys, from those of each rank's."""
-    out, lse = (torch.stack(x).double().cpu() for x in zip(*parts, strict=True))
-    weights = torch.softmax(lse, 0).nan_to_num().transpose(1, 2)[..., None]
-    return (weights * out).sum(0), torch.logsumexp(lse, 0)
-
-
-@pytest.mark.parametrize("mask", RANK_MASKS, ids=str)
-def test_ranks_that_hold_keys_in_turn_merge_to_attention_over_all(batch, mask):
-    call = {"causal": mask["causal"], "window_size": mask.get("window")}
-    out, lse = merged([rank_call(batch, rank, **call) for rank in range(WORLD)])
-    expected_out, expected_lse = batch.expected(**mask)
-    batch.close(out, expected_out)
-    batch.close(lse, expected_lse)
-
-
-def test_ranks_decode_single_queries_as_they_are(batch):
-    """No key is hidden from them, so lengths on all ranks are not needed."""
-    single = {"q": batch.q[: len(NEW)], "max_seqlen_q": 1, "cp_tot_seqused_k": None}
-    single |= {"cu_seqlens_q": torch.arange(len(NEW) + 1, device=batch.device), "out": None}
-    assert torch.equal(
-        rank_call(batch, 1, **single)[0], rank_call(batch, 1, **single, causal=False)[0]
-    )
-
-
-def test_ranks_take_queries_that_no_sequence_owns(batch):
-    """The padding of a CUDA graph: rows behind the last sequence's."""
-    q = torch.cat([batch.q, batch.q[:3]])
-    out = rank_call(batch, 0, q=q, out=None)[0]
-    assert torch.equal(out[: len(batch.q)], rank_call(batch, 0)[0])
-    assert not out[len(batch.q) :].any()
-
-
-def test_ranks_take_float8_and_batches_of_keys(batch):
-    k, v = (x[batch.table.long()].flatten(1, 2) for x in (batch.k_pages, batch.v_pages))
-    scale = torch.arange(1, 9, device=batch.device).view(4, 2) / 8
-    k, v = (x.to(torch.float8_e4m3fn) for x in (k, v))
-    call = {"q_descale": None, "k_descale": scale, "v_descale": scale, "block_table": None}
-    call |= {"return_softmax_lse": True, "out": None, "cp_world_size": 2}
-    ranks = []
-    for rank in range(2):
-        local = {"k": k[:, rank::2].contiguous(), "v": v[:, rank::2].contiguous()}
-        used = (batch.used - rank + 1) // 2
-        call |= {"seqused_k": used, "cp_rank": rank, "cp_tot_seqused_k": batch.used.long()}
-        ranks.append(vllm_call(batch, **local, **call))
-    factor = scale[:, None, :, None]
-    wide = {"k": (k.float() * factor).to(batch.dtype), "v": (v.float() * factor).to(batch.dtype)}
-    whole = {"block_table": None, "out": None, "return_softmax_lse": True}
-    expected = vllm_call(batch, **wide, **whole)
-    for ours, theirs in zip(merged(ranks), expected, strict=True):
-        batch.close(ours, theirs.double().cpu())
-
-
-@pytest.mark.parametrize(
-    "error, sentence, changes",
-    [
-        (fa3.InvalidArgument, "cp_rank: expected a rank of the 2 .* got 2", {"cp_rank": 2}),
-        (fa3.InvalidArgument, "cp_rank: .* the 0", {"cp_world_size": 0}),
-        (fa3.InvalidArgument, "cp_tot_seqused_k: expected the lengths", {"cp_tot_seqused_k": None}),
-        (
-            fa3.Unsupported,
-            "cu_seqlens_k: expected seqused_k",
-            {"block_table": None, "seqused_k": None, "cu_seqlens_k": torch.zeros(5)},
-        ),
-    ],
-)
-def test_ranks_that_are_wrong_are_named(error, sentence, changes):
-    batch = Batch("cpu")
-    call = {"cp_world_size": 2, "cp_rank": 1, "cp_tot_seqused_k": batch.used}
-    with pytest.raises(error, match=sentence):
-        vllm_call(batch, **{**call, **changes})
-
-
-@pytest.mark.parametrize(
-    "sentence, changes",
-    [
-        ("expected one of them", {"seqused_k": None}),
-        ("expected one of them", {"cu_seqlens_k": torch.zeros(5)}),
-        ("seqused_k: expected the lengths", {"seqused_k": None, "cu_seqlens_k": torch.zeros(5)}),
-        ("block_table: expected a page", {"block_table": torch.full((4, 3), 99)}),
-        ("s_aux: .* query heads = 4", {"s_aux": torch.zeros(3)}),
-    ],
-)
-def test_vllm_calls_that_are_wrong_are_named_in_its_words(sentence, changes):
-    with pytest.raises(fa3.InvalidArgument, match=sentence):
-        vllm_call(Batch("cpu"), **changes)

@@ -72,6 +72,11 @@ struct NumericCase {
   double (*function)(double score, int b, int h, int q, int k) = nullptr;  // -inf: hidden
 };
 
+inline NumericCase with(NumericCase c, void (*change)(NumericCase&)) {
+  change(c);
+  return c;
+}
+
 inline void PrintTo(const NumericCase& c, std::ostream* out) {
   *out << c.name;
 }

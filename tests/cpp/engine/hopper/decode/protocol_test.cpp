@@ -3,27 +3,24 @@
 // The decode kernels as they stand, on a machine that schedules all their lanes at random
 // (machine/machine.h): stages that a warp's lanes fill and free, rows that CTAs of a cluster send
 // to each other, splits that the last CTA combines. Broken protocols must be found out.
-#include <cstdlib>
 #include <span>
 
 #include "decode_run.h"
 #include "engine/hopper/tables/decode_table.h"
+#include "many_orders.h"
+#include "table_rows.h"
 
 namespace fa3::hopper {
 namespace {
 
-constexpr double kSlow = 0.01;
-constexpr int kWarpsOfCta = 8;
+using machine::slow;
 
 const Pace kPaces[] = {
     {},
     {.name = "slow copies", .engines = 0.02},
-    {.name = "one slow warp", .weight = [](int warp) { return warp == 5 ? kSlow : 1; }},
-    {.name = "a slow CTA", .weight = [](int warp) { return warp < kWarpsOfCta ? kSlow : 1; }},
-    {.name = "another slow CTA",
-     .engines = 10,
-     .weight = [](int warp) { return warp / kWarpsOfCta == 1 ? kSlow : 1; },
-     .interruption = 0.5},
+    {.name = "one slow warp", .weight = slow<5, 5>},
+    {.name = "a slow CTA", .weight = slow<0, 7>},
+    {.name = "another slow CTA", .engines = 10, .weight = slow<8, 15>, .interruption = 0.5},
 };
 
 // Every way through the kernel for one sequence: a cluster, parts of a tile that the last warp
@@ -68,30 +65,18 @@ bool uses_cp_async(const ForwardConfig& c, const DecodeCase& shape) {
   return !stages.may_use_tma || (small && !in_boxes);
 }
 
-template <int Row>
-struct RowNumber {
-  static constexpr int kRow = Row;
-};
 template <class Number>
 class DecodeProtocol : public testing::Test {};
-template <class Sequence>
-struct Rows;
-template <int... Row>
-struct Rows<std::integer_sequence<int, Row...>> {
-  using Types = testing::Types<RowNumber<Row>...>;
-};
-using AllRows = Rows<std::make_integer_sequence<int, int(kDecodeTable.size())>>::Types;
-TYPED_TEST_SUITE(DecodeProtocol, AllRows);
+TYPED_TEST_SUITE(DecodeProtocol, RowsOf<kDecodeTable>);
 
 // A kernel takes every third case, each at another pace, in quick runs every sixth; or every case
 // at every pace.
-template <int Row, Variant V, size_t Count>
+template <size_t Row, Variant V, size_t Count>
 void expect_all_work_done(const DecodeCase (&cases)[Count]) {
   constexpr ForwardConfig kKernel = kDecodeTable[Row].config.with(Element::kBf16, V);
-  const bool full = std::getenv("FA3_TEST_FULL") != nullptr;
-  const unsigned step = full ? 1 : std::getenv("FA3_TEST_QUICK") ? 6 : 3;
+  const unsigned step = machine::by_effort(6, 3, 1);
   for (unsigned i = Row % step; i < Count; i += step) {
-    const unsigned paces = full ? std::size(kPaces) : 1;
+    const unsigned paces = machine::by_effort(1, 1, std::size(kPaces));
     for (unsigned n = 0; n < paces; ++n) {
       const Pace& pace = kPaces[(Row + i + n) % std::size(kPaces)];
       const DecodeRun<kKernel> run({cases[i], unsigned(Row), pace});

@@ -18,6 +18,7 @@
 #include "engine/hopper/plan/select/choose_split.h"
 #include "host_runtime.h"
 #include "machine.h"
+#include "shape.h"
 
 namespace fa3::hopper {
 
@@ -107,7 +108,6 @@ class DecodeRun {
  private:
   static constexpr uint32_t kNotStored = 0x7fc0cdcd;
   static constexpr uint16_t kNoOutput = 0xcdcd;
-  static constexpr uintptr_t kAddressOfK = uintptr_t{1} << 40, kAddressOfV = uintptr_t{2} << 40;
 
   int sequences() const { return int(shape_.keys.size()); }
   int most_keys() const { return *std::max_element(shape_.keys.begin(), shape_.keys.end()); }
@@ -122,20 +122,17 @@ class DecodeRun {
 
   Tiling tiling() const { return {most_packed(group(), true), Scheduler::kStreamK, shape_.split}; }
 
-  static TensorSpan span(void* data, int batches, int rows, int heads, int columns, Element e) {
-    const int64_t row = int64_t{heads} * columns;
-    return {data, batches, rows, heads, columns, rows * row, row, columns, bytes_of(e)};
-  }
-
   ForwardCall call() {
     // Pages in another order than their numbers'.
     for (int i = 0; shape_.page_size > 0 && i < entries(); ++i) pages_.push_back(entries() - 1 - i);
     const DecodeCase& s = shape_;
     ForwardCall a;
-    a.q = span(&q_, sequences(), s.seqlen_q, s.heads, C.head_dim, C.element);
-    a.k = span(&k_, entries(), rows_of_entry(), s.kv_heads, C.head_dim, C.types().stored);
-    a.v = span(&v_, entries(), rows_of_entry(), s.kv_heads, C.head_dim_v, C.types().stored);
-    a.o = span(o_.memory.data(), sequences(), s.seqlen_q, s.heads, C.head_dim_v, C.element);
+    a.q = dense_span(&q_, sequences(), s.seqlen_q, s.heads, C.head_dim);
+    a.k = dense_span(&k_, entries(), rows_of_entry(), s.kv_heads, C.head_dim,
+                     bytes_of(C.types().stored));
+    a.v = dense_span(&v_, entries(), rows_of_entry(), s.kv_heads, C.head_dim_v,
+                     bytes_of(C.types().stored));
+    a.o = dense_span(o_.memory.data(), sequences(), s.seqlen_q, s.heads, C.head_dim_v);
     a.head_dim_v = C.head_dim_v;
     a.lse = {lse_.memory.data(), {int64_t{s.heads} * s.seqlen_q, s.seqlen_q, 1}};
     a.scale = 1;

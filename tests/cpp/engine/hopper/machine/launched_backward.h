@@ -31,23 +31,17 @@ class LaunchedBackward {
                             MainLaunch main = MainLaunch::kWhole, int sms = kPlannedSms)
       : shape(s) {
     BackwardCall a;
-    a.q = span(&q_, s.q_rows(), s.heads, C.head_dim);
-    a.k = span(&k_, s.k_rows(), s.kv_heads, C.head_dim);
-    a.v = span(&v_, s.k_rows(), s.kv_heads, C.head_dim_v);
-    a.o = a.d_o = span(&d_o_, s.q_rows(), s.heads, C.head_dim_v);
-    a.dq = span(&dq_, s.q_rows(), s.heads, C.head_dim);
-    a.dk = span(&dk_, s.k_rows(), s.kv_heads, C.head_dim);
-    a.dv = span(&dv_, s.k_rows(), s.kv_heads, C.head_dim_v);
+    a.q = dense_span(&q_, s.entries(), s.q_rows(), s.heads, C.head_dim);
+    a.k = dense_span(&k_, s.entries(), s.k_rows(), s.kv_heads, C.head_dim);
+    a.v = dense_span(&v_, s.entries(), s.k_rows(), s.kv_heads, C.head_dim_v);
+    a.o = a.d_o = dense_span(&d_o_, s.entries(), s.q_rows(), s.heads, C.head_dim_v);
+    a.dq = dense_span(&dq_, s.entries(), s.q_rows(), s.heads, C.head_dim);
+    a.dk = dense_span(&dk_, s.entries(), s.k_rows(), s.kv_heads, C.head_dim);
+    a.dv = dense_span(&dv_, s.entries(), s.k_rows(), s.kv_heads, C.head_dim_v);
     a.scale = a.gradient_scale = 1;
     a.deterministic = deterministic;
     a.batch_invariant = main == MainLaunch::kWhole;
-    a.mask = s.mask;
-    a.seqlen_q = s.seqlen_q;
-    a.seqlen_k = s.seqlen_k;
-    a.varlen = s.varlen();
-    a.sequences = s.batches;
-    a.lengths_q = s.lengths_q();
-    a.lengths_k = s.lengths_k();
+    s.describe(a);
     if (C.block_mask) a.block_mask = mask = map_.make(s, 1);
     BackwardKernel kernel{C, &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_};
     if constexpr (C.can_split_steps()) {
@@ -89,11 +83,6 @@ class LaunchedBackward {
   const void *q, *k, *v, *d_o, *dk, *dv;
 
  private:
-  TensorSpan span(const void* data, int rows, int heads, int columns) const {
-    return {const_cast<void*>(data),         shape.entries(),          rows,   heads, columns,
-            int64_t{rows} * heads * columns, int64_t{heads} * columns, columns};
-  }
-
   char q_ = 0, k_ = 0, v_ = 0, d_o_ = 0, dq_ = 0;
   alignas(float) char dk_ = 0;
   alignas(float) char dv_ = 0;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StreamKRanges a program in many random orders, and holds what the model says of it against what
-// it should.
+// Runs a program in many random orders, and holds what the model says of it against what it should.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 
 #include "machine.h"
@@ -35,6 +35,11 @@ inline const Pace kManyPaces[] = {
     {.name = "often interrupted", .interruption = 0.8},
 };
 inline constexpr unsigned kSeeds = 25;
+
+// How much of a long table to run: FA3_TEST_QUICK=1, nothing or FA3_TEST_FULL=1.
+inline unsigned by_effort(unsigned quick, unsigned usual, unsigned full) {
+  return std::getenv("FA3_TEST_FULL") ? full : std::getenv("FA3_TEST_QUICK") ? quick : usual;
+}
 
 // Calls check(outcome) after a range in each order.
 template <class Check>

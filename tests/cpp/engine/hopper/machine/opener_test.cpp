@@ -57,7 +57,7 @@ class OpenerRun {
     params.partials = {.o = o_.data(), .lse = lse_.data(), .rows = kRows, .columns = kColumns};
     params.counts = {cells_.data(), kLaunch};
     params.schedule.groups_log2 = kGroupsLog2;
-    machine::Setting setting{.seed = random_()};
+    machine::Setting setting{.seed = unsigned(random_())};
     for (const float& number : o_) setting.stored_before.insert(&number);
     const machine::Outcome outcome =
         machine::run_ctas(setting, kFirstConsumer + kWarps, {.grid = {kRanges, 1, 1}}, [&] {

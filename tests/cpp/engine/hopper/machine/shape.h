@@ -3,6 +3,8 @@
 // Problems that the kernels' sources are run on, on the model SM.
 #pragma once
 
+#include <type_traits>
+
 #include "core/mask/mask_rule.h"
 #include "core/seqlen.h"
 #include "engine/hopper/plan/forward_plan.h"
@@ -23,6 +25,29 @@ struct Shape {
   // write have no place.
   bool by_cp_async = false;
 
+  // The same in pages, in splits and so on.
+  constexpr Shape with_packed(const int32_t* queries, const int32_t* keys) const {
+    return with(&Shape::cu_q, queries).with(&Shape::cu_k, keys);
+  }
+  constexpr Shape with_used(const int32_t* keys) const { return with(&Shape::used_k, keys); }
+  constexpr Shape in_pages(int rows) const { return with(&Shape::page_size, rows); }
+  constexpr Shape by_threads() const { return with(&Shape::by_cp_async, true); }
+  constexpr Shape direct() const { return with(&Shape::scheduler, Scheduler::kDirect); }
+  constexpr Shape stream_k(int ctas, int groups_log2 = 0) const {
+    return with(&Shape::scheduler, Scheduler::kStreamK)
+        .with(&Shape::split, {.ctas = ctas, .groups_log2 = groups_log2});
+  }
+  constexpr Shape fixed_splits(int count) const {
+    return with(&Shape::scheduler, Scheduler::kFixedSplit)
+        .with(&Shape::split, {.num_splits = count});
+  }
+  template <class T>
+  constexpr Shape with(T Shape::*field, std::type_identity_t<T> value) const {
+    Shape other = *this;
+    other.*field = value;
+    return other;
+  }
+
   bool is_split() const {
     return scheduler == Scheduler::kStreamK || scheduler == Scheduler::kFixedSplit;
   }
@@ -42,8 +67,34 @@ struct Shape {
             .varlen = varlen(),
             .in_one_tensor = packed()};
   }
-  Lengths lengths_q() const { return lengths(cu_q, nullptr, seqlen_q, q_rows()); }
-  Lengths lengths_k() const { return lengths(cu_k, used_k, seqlen_k, k_rows()); }
+  // To a call of either pass.
+  void describe(auto& call) const {
+    call.mask = mask;
+    call.seqlen_q = seqlen_q;
+    call.seqlen_k = seqlen_k;
+    call.varlen = varlen() || page_size > 0;
+    call.sequences = batches;
+    call.lengths_q = lengths(cu_q, nullptr, seqlen_q, q_rows());
+    call.lengths_k = lengths(cu_k, used_k, seqlen_k, k_rows());
+  }
 };
+
+// A tensor whose elements lie one after the other. It may be an address alone.
+inline TensorSpan dense_span(const void* data, int batches, int rows, int heads, int columns,
+                             int element_bytes = 2) {
+  const int64_t row = int64_t{heads} * columns;
+  return {const_cast<void*>(data),
+          batches,
+          rows,
+          heads,
+          columns,
+          rows * row,
+          row,
+          columns,
+          element_bytes};
+}
+
+// Where threads that copy keys and values find them.
+inline constexpr uintptr_t kAddressOfK = uintptr_t{1} << 40, kAddressOfV = uintptr_t{2} << 40;
 
 }  // namespace fa3::hopper

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A problem with nothing special, for tests of plans to change.
+// Problems for tests of plans to change: with nothing special, and steps of decoding.
 #pragma once
 
 #include "core/problem.h"
@@ -17,11 +17,40 @@ inline Problem plain() {
   p.device = FA3_CUDA;
   return p;
 }
+inline Problem plain(int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys,
+                     int64_t dim = 128) {
+  Problem p = plain();
+  p.batch = batch;
+  p.heads_q = heads;
+  p.heads_k = kv_heads;
+  p.head_dim = p.head_dim_v = dim;
+  p.lengths_q.max = queries;
+  p.lengths_k.max = keys;
+  return p;
+}
+
+// A step of decoding: 64 query heads, 8 key heads, causal.
+inline Problem decoding(int64_t batch, int64_t keys) {
+  Problem p = plain(batch, 64, 8, 1, keys);
+  p.mask.right = 0;
+  return p;
+}
+// Of sequences whose lengths only the device knows.
+inline Problem several_tokens(int64_t batch, int64_t queries, int64_t keys, int64_t dim) {
+  Problem p = decoding(batch, keys);
+  p.head_dim = p.head_dim_v = dim;
+  p.lengths_q.max = queries;
+  p.lengths_k.varlen = true;
+  return p;
+}
 
 constexpr int kSms = 132;  // an H200's
 
 inline KernelChoice chosen_for(const Problem& problem) {
   return select_kernel_and_split(problem, call_of(problem), kSms);
+}
+inline const ForwardConfig& chosen_kernel(const Problem& problem) {
+  return kForwardTable[size_t(chosen_for(problem).row)].config;
 }
 
 }  // namespace fa3::hopper

@@ -6,9 +6,9 @@
 #include <tuple>
 
 #include "engine/hopper/host/tensor_map.h"
+#include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/tables/e4m3_table.h"
-#include "plain_problem.h"
 
 namespace fa3::hopper {
 namespace {

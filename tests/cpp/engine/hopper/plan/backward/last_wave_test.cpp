@@ -6,39 +6,26 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <tuple>
 
+#include "engine/hopper/plan/backward/backward_calls.h"
 #include "engine/hopper/tables/dense_backward_table.h"
 
 namespace fa3::hopper {
 namespace {
 
-constexpr int kSms = 132;
-
-BackwardKernel kernel_of(const BackwardConfig& config, const BackwardConfig& split) {
-  BackwardKernel kernel{.config = config};
-  if (split.can_split_steps()) kernel.splits.config = split.with_step_splits();
-  return kernel;
-}
-BackwardKernel kernel_for(int head_dim) {
-  for (const BackwardInstance& row : kBackwardTable) {
-    if (row.config.head_dim == head_dim && row.config.head_dim_v == head_dim) {
-      return kernel_of(row.config, row.config);
-    }
-  }
-  return {};
-}
 BackwardKernel pairs_of_128() {
-  for (const BackwardInstance& row : kDenseBackwardTable) {
-    if (row.config.in_pairs) return kernel_of(row.config, kernel_for(128).config);
-  }
-  return {};
+  BackwardKernel kernel = kernel_for(128);
+  const auto in_pairs = [](const BackwardInstance& row) { return row.config.in_pairs; };
+  kernel.config = std::ranges::find_if(kDenseBackwardTable, in_pairs)->config;
+  return kernel;
 }
 
 // Tensors that begin at different addresses.
-BackwardCall call_of(int64_t batches, int64_t queries, int64_t keys, int64_t heads,
-                     int64_t kv_heads, int64_t columns) {
+BackwardCall placed_call(int64_t batches, int64_t queries, int64_t keys, int64_t heads,
+                         int64_t kv_heads, int64_t columns) {
   int64_t begin = int64_t{1} << 40;
   const auto span = [&](int64_t rows, int64_t of_heads) {
     const int64_t row = of_heads * columns + 64;
@@ -55,7 +42,7 @@ BackwardCall call_of(int64_t batches, int64_t queries, int64_t keys, int64_t hea
 }
 // 16k tokens and 2048 columns in all.
 BackwardCall usual_call(int64_t rows, int64_t columns) {
-  return call_of(16384 / rows, rows, rows, 2048 / columns, 2048 / columns, columns);
+  return placed_call(16384 / rows, rows, rows, 2048 / columns, 2048 / columns, columns);
 }
 
 int splits_of(const BackwardKernel& kernel, const BackwardCall& a, int sms = kSms) {
@@ -75,16 +62,16 @@ TEST(LastWave, is_split_where_key_blocks_are_long_enough) {
   }
   EXPECT_EQ(splits_of(kernel_for(256), usual_call(16384, 256)), 7);
   // One wave, of any number, or whole ones.
-  EXPECT_EQ(splits_of(kernel_for(128), call_of(1, 16384, 16384, 1, 1, 128)), 0);
+  EXPECT_EQ(splits_of(kernel_for(128), placed_call(1, 16384, 16384, 1, 1, 128)), 0);
   EXPECT_EQ(splits_of(kernel_for(128), usual_call(16384, 128), 128), 0);
-  EXPECT_EQ(splits_of(kernel_for(128), call_of(1, 16384, 16384, 1, 1, 128), 127), 64);
+  EXPECT_EQ(splits_of(kernel_for(128), placed_call(1, 16384, 16384, 1, 1, 128), 127), 64);
 }
 
 // Key blocks of b x s x h.
 TEST(FewKeyBlocks, are_split_where_sms_would_idle) {
   const auto splits = [](int64_t batches, int64_t rows, int64_t heads, bool causal,
                          const BackwardKernel& kernel = kernel_for(128)) {
-    BackwardCall a = call_of(batches, rows, rows, heads, heads, kernel.config.head_dim);
+    BackwardCall a = placed_call(batches, rows, rows, heads, heads, kernel.config.head_dim);
     if (causal) a.mask.right = 0;
     return plan_launches(kernel, a, kSms).step_splits();
   };
@@ -100,7 +87,7 @@ TEST(FewKeyBlocks, are_split_where_sms_would_idle) {
   EXPECT_EQ(splits(2, 2048, 16, true), 1);
   // In pairs they would be; split they are not.
   EXPECT_EQ(splits(1, 2048, 4, false, pairs_of_128()), 2);
-  BackwardCall few = call_of(1, 2048, 2048, 4, 4, 128);
+  BackwardCall few = placed_call(1, 2048, 2048, 4, 4, 128);
   const BackwardPlan plan = plan_launches(pairs_of_128(), few, kSms);
   EXPECT_FALSE(plan.main_config.pairs());
   EXPECT_TRUE(plan.main_config.splits_steps && plan.kernel.config.splits_steps);
@@ -123,7 +110,7 @@ TEST(LastWave, is_not_split_where_key_blocks_differ_or_order_counts) {
   EXPECT_EQ(with([](auto& a) { a.deterministic = true; }), 0);
   EXPECT_EQ(with([](auto& a) { a.batch_invariant = true; }), 0);
   EXPECT_EQ(with([](auto& a) { a.has_score_function = true; }), 0);
-  BackwardKernel general{.config = kernel_for(128).config.with(Element::kBf16, Variant::kGeneral)};
+  const BackwardKernel general = kernel_for(128, 128, Variant::kGeneral);
   EXPECT_EQ(splits_of(general, usual_call(16384, 128)), 0);
 }
 
@@ -137,8 +124,8 @@ std::vector<Part> parts() {
           {kernel_for(128), usual_call(8192, 128)},
           {pairs_of_128(), usual_call(4096, 128)},
           {kernel_for(256), usual_call(8192, 256)},
-          {kernel_for(128), call_of(3, 5000, 3333, 40, 10, 128)},
-          {pairs_of_128(), call_of(3, 5000, 3333, 40, 10, 128)}};
+          {kernel_for(128), placed_call(3, 5000, 3333, 40, 10, 128)},
+          {pairs_of_128(), placed_call(3, 5000, 3333, 40, 10, 128)}};
 }
 
 // Batch entry, head, first key.

@@ -3,9 +3,9 @@
 // another engine.
 #include <gtest/gtest.h>
 
+#include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/plan/select/select_score.h"
 #include "engine/hopper/tables/decode_table.h"
-#include "plain_problem.h"
 
 namespace fa3::hopper {
 namespace {

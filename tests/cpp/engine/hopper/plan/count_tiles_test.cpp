@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many tiles there are, in which order, and when each has an SM.
+#include <gtest/gtest.h>
+
+#include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/plan/plain_problem.h"
+#include "engine/hopper/plan/plan_forward.h"
+
+namespace fa3::hopper {
+namespace {
+
+// Groups of tiles are counted as one head with as many times more query blocks.
+TEST(TileOrder, has_as_many_tiles_where_some_come_together) {
+  Problem p = plain();
+  p.batch = 6;
+  p.mask = MaskRule{.right = 0};
+  const ForwardCall call = call_of(p);
+  const ForwardConfig& c = kForwardTable[size_t(select_kernel(shape_of(p)))].config;
+  const TileOrder alone = tile_order(c, call, PackGqa{}, kSms);
+  for (const TilesTogether together : {TilesTogether{2, 1}, {1, 3}, {2, 2}}) {
+    const TileOrder groups = tile_order(c, call, PackGqa{}, kSms, together);
+    EXPECT_EQ(groups.num_m_blocks, alone.num_m_blocks * together.count());
+    EXPECT_EQ(groups.num_packs, alone.num_packs / together.packs);
+    EXPECT_EQ(groups.num_batches, alone.num_batches / together.batches);
+    EXPECT_EQ(groups.num_tiles(), alone.num_tiles());
+    EXPECT_LE(groups.tail_heads, groups.num_packs * groups.num_batches);
+  }
+}
+
+// Tiles of 128 rows, an SM each, of kernels that find tiles themselves.
+TEST(DirectTiles, are_those_of_varlen_calls_that_fit_one_wave) {
+  struct Plan {
+    bool direct;
+    int64_t workspace;
+  };
+  const auto planned = [](int64_t sequences, int64_t keys, bool varlen, bool packed,
+                          bool for_any_batch = false) {
+    Problem p = plain();
+    p.batch = sequences;
+    p.num_splits = 1;
+    p.batch_invariant = for_any_batch;
+    static const int32_t starts[] = {0};
+    p.lengths_q = {.max = 300, .total = sequences * 300};
+    p.lengths_k = {.max = keys, .total = sequences * keys};
+    p.lengths_k.varlen = varlen;
+    if (packed) {
+      p.lengths_q.cu_seqlens = starts;
+      p.lengths_q.varlen = p.lengths_q.in_one_tensor = true;
+    }
+    const auto [row, tiling] = chosen_for(p);
+    const ForwardConfig c = kForwardTable[size_t(row)].config.with(Element::kBf16, variant_of(p));
+    return Plan{tiling.scheduler == Scheduler::kDirect,
+                plan_launch({c}, call_of(p), tiling, kSms).workspace.bytes};
+  };
+  EXPECT_TRUE(planned(11, 1000, true, false).direct) << "132 tiles";
+  EXPECT_EQ(planned(11, 1000, true, false).workspace, 0);
+  EXPECT_FALSE(planned(12, 1000, true, false).direct) << "144 tiles";
+  EXPECT_GT(planned(12, 1000, true, false).workspace, 0);
+  EXPECT_FALSE(planned(2, 1000, false, false).direct) << "one length";
+  EXPECT_TRUE(planned(11, 1000, true, true).direct);
+  EXPECT_FALSE(planned(12, 1000, true, true).direct);
+  EXPECT_FALSE(planned(7, 9000, true, true).direct) << "three warpgroups";
+  EXPECT_FALSE(planned(2, 1000, true, false, true).direct) << "the same for every batch";
+}
+
+}  // namespace
+}  // namespace fa3::hopper

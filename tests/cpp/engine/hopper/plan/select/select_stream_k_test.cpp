@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls with few queries of few sequences have kernels that always split, or find tiles by number.
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "engine/hopper/plan/plain_problem.h"
+#include "engine/hopper/plan/select/select_kernel.h"
+#include "engine/hopper/tables/stream_k_table.h"
+
+namespace fa3::hopper {
+namespace {
+
+TEST(SelectStreamK, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
+  const auto always_splits = [](const auto& change) {
+    Problem p = decoding(4, 8192);
+    p.lengths_k.varlen = true;
+    change(p);
+    return select_stream_k(p, call_of(p), chosen_for(p), kSms).row != kNoKernel;
+  };
+  EXPECT_TRUE(always_splits([](Problem&) {}));
+  EXPECT_TRUE(always_splits([](Problem& p) { p.batch = 32; }));
+  for (const auto& [batch, queries, soon_merged] :
+       {std::tuple{1, 2, true}, {1, 3, false}, {8, 4, true}, {32, 8, true}}) {
+    EXPECT_EQ(always_splits([&](Problem& p) { p.batch = batch, p.lengths_q.max = queries; }),
+              soon_merged)
+        << batch << " sequences, " << queries << " queries of 8 heads each";
+  }
+  for (const int64_t dim : {64, 128, 256}) {
+    EXPECT_TRUE(always_splits([&](Problem& p) { p.head_dim = p.head_dim_v = dim; })) << dim;
+  }
+  EXPECT_FALSE(always_splits([](Problem& p) { p.batch = 1, p.heads_q = 32, p.heads_k = 2; }))
+      << "16 rows of 67 partials";
+  EXPECT_FALSE(always_splits([](Problem& p) { p.batch = 33; }));
+  EXPECT_FALSE(
+      always_splits([](Problem& p) { p.lengths_q.max = 9, p.head_dim = p.head_dim_v = 192; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.mask.left = 4096; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.mask.chunk = 4096; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.softcap = 30; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.o.dtype = DType::float32; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.num_splits = 1; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.num_splits = 4; }));
+}
+
+// Tiles of 128 rows: whole in up to two waves, unless evenness or idle SMs are worth a combine.
+TEST(SelectStreamK, has_a_kernel_of_its_own_for_more_queries_of_few_sequences) {
+  const auto chosen = [](const auto& change) {
+    Problem p = several_tokens(8, 16, 1024, 128);
+    change(p);
+    const auto [row, tiling] = select_stream_k(p, call_of(p), chosen_for(p), kSms);
+    if (row != kNoKernel) EXPECT_EQ(kStreamKTable[size_t(row)].config.block_m, 128);
+    return row == kNoKernel ? Scheduler::kVarlenMetadata : tiling.scheduler;
+  };
+  constexpr auto kWhole = Scheduler::kDirect, kSplit = Scheduler::kStreamK,
+                 kOther = Scheduler::kVarlenMetadata;
+  EXPECT_EQ(chosen([](Problem&) {}), kWhole);
+  EXPECT_EQ(chosen([](Problem& p) { p.lengths_q.max = 64; }), kWhole);  // two heads a tile
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 32; }), kWhole);          // two waves
+  const auto three_waves = [](Problem& p) { p.batch = 32, p.lengths_q.max = 24; };
+  EXPECT_EQ(chosen(three_waves), kSplit);
+  EXPECT_EQ(chosen([&](Problem& p) { three_waves(p), p.lengths_k.max = 700; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.lengths_k.max = 2048; }), kSplit);
+  EXPECT_EQ(chosen([](Problem& p) { p.lengths_q.max = 48; }),
+            kWhole);                                           // three tiles of eight heads
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 4; }), kSplit);  // most SMs would be idle
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 16, p.lengths_k.max = 2048; }), kWhole);
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 16, p.lengths_k.max = 4096; }), kSplit);
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 16, p.lengths_k.max = 8192; }), kSplit);
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 32, p.lengths_k.max = 8192; }), kSplit);
+  EXPECT_EQ(chosen([](Problem& p) { p.num_splits = 1, p.lengths_k.max = 2048; }), kWhole);
+  EXPECT_EQ(chosen([](Problem& p) { p.lengths_q.max = 256; }), kOther);  // two tiles a head
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 33; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.mask.left = 512; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.softcap = 30; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.batch_invariant = true; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.lengths_k.varlen = false; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.num_splits = 4; }), kOther);
+}
+
+TEST(SelectStreamK, has_kernels_of_its_own_for_quantized_caches) {
+  for (const int64_t dim : {64, 128, 256}) {
+    Problem p = decoding(4, 8192);
+    p.head_dim = p.head_dim_v = dim;
+    p.kv_dtype = DType::float8_e4m3;
+    const int row = select_stream_k(p, call_of(p), chosen_for(p), kSms).row;
+    ASSERT_NE(row, kNoKernel) << dim;
+    EXPECT_TRUE(kStreamKTable[size_t(row)].config.dequantizes()) << dim;
+    EXPECT_EQ(kStreamKTable[size_t(row)].config.head_dim, dim);
+  }
+}
+
+}  // namespace
+}  // namespace fa3::hopper
