@@ -83,6 +83,10 @@ def shapes():
     ):
         for lengths in ([keys] * batch, log_uniform(batch, keys // 8, keys)):
             yield Shape("tokens", GROUPS_OF_8, lengths, queries=queries)
+    for batch in (8, 16, 32):
+        for lengths in ([2048] * batch, log_uniform(batch, 256, 2048)):
+            yield Shape("tokens", WIDE, lengths, queries=8)
+            yield Shape("tokens", (64, 8, 64), lengths, queries=16)
     for heads in ((16, 16, 128), SMALL, GROUPS_OF_8):
         for page in (16, 256, 0):
             yield Shape("chunk", heads, [65536], queries=512, page=page)
@@ -121,6 +125,7 @@ class Replayed:
 
     def __init__(self, name, call, caches):
         self.name, self.calls = name, max(4, len(caches))
+        self.call = call  # has the memory that the graph knows by its addresses
         self.graph = torch.cuda.CUDAGraph()
         call(caches[0])
         torch.cuda.synchronize()

@@ -77,6 +77,7 @@ struct StreamKRanges {
   int count;  // kernels for one sequence: of each tile
   int cluster_log2 = 0;
   int most_groups_log2 = 0;  // no more than there are head packs
+  bool opener_combines = false;
 };
 
 // Stream-K, as always where such a kernel is chosen.
@@ -90,7 +91,8 @@ hopper::Tiling tiling_of(const ForwardConfig& config, const hopper::ForwardCall&
           hopper::Scheduler::kStreamK,
           {.ctas = ranges.count * tiles,
            .groups_log2 = std::min(packs_log2, ranges.most_groups_log2),
-           .cluster_log2 = ranges.cluster_log2}};
+           .cluster_log2 = ranges.cluster_log2,
+           .opener_combines = ranges.opener_combines}};
 }
 
 Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const Form& form) {
@@ -195,8 +197,9 @@ void add_forms(const ForwardKernel& general, std::vector<Subject>* subjects) {
 
 // One tile in some runs, and several in each.
 constexpr StreamKRanges kDecodeRanges[] = {{2, 3}, {7, 1}, {132}};
-// Few splits of a tile, which the CTA that opens it combines, and more, which a kernel does.
-constexpr StreamKRanges kOpenedRanges[] = {{2}, {3}, {7}, {24, 0, 2}, {132}};
+// Splits that the CTA which opens their tile combines, and such as a kernel does.
+constexpr StreamKRanges kOpenedRanges[] = {
+    {2, 0, 0, true}, {3, 0, 0, true}, {7, 0, 0, true}, {24, 0, 2, true}, {132}};
 constexpr StreamKRanges kTileSplits[] = {{1, 3}, {4, 1}, {16}};
 constexpr StreamKRanges kOverlappingSplits[] = {{2, 4}, {4, 1}, {16}};
 const Form kDecodeForms[] = {{},

@@ -13,11 +13,6 @@
 namespace fa3::hopper {
 namespace {
 
-// The most bytes of a tile's later splits that one SM loads: three of 128 rows and columns. By
-// computation, not measured: at an SM's share of what L2 gives they take as long as a combine
-// kernel takes for all tiles (5.2 to 5.7 us, docs/lab/decoding.md).
-constexpr int64_t kMostBytesToOpener = 192 << 10;
-
 int64_t partial_columns(const ForwardCall& call) {
   return ceil_div(call.o.columns, kCopyColumns) * kCopyColumns;
 }
@@ -77,14 +72,12 @@ KvPath kv_loader_of(const ForwardPlan& plan) {
 }
 
 // A combine kernel follows, unless the kernel's last CTA of a tile combines, or the one that opens
-// it: where lengths are even, that loads few bytes of later splits.
+// it.
 Combine combine_of(const ForwardPlan& plan) {
   const ForwardConfig& c = plan.kernel.config;
   if (!plan.tiling.is_split()) return Combine::kNone;
   if (c.combine() == CombineKind::kLastCta) return Combine::kLastCta;
-  const int64_t bytes = (plan.most_splits - 1) * plan.partial_rows * partial_columns(plan.call) *
-                        int64_t{sizeof(float)};
-  const bool opens = c.combine() == CombineKind::kOpener && bytes <= kMostBytesToOpener;
+  const bool opens = c.combine() == CombineKind::kOpener && plan.tiling.split.opener_combines;
   return opens ? Combine::kOpener : Combine::kKernel;
 }
 

@@ -31,10 +31,11 @@ enum class Combine : unsigned char { kNone, kLastCta, kOpener, kKernel };
 
 // How tiles are split along the keys (scheduler/split_kv.h).
 struct SplitKv {
-  int num_splits = 1;    // kFixedSplit: of each tile, at most
-  int ctas = 0;          // kStreamK: CTAs, or clusters, that get a range
-  int groups_log2 = 0;   // 2^groups_log2 rows of KV blocks, each with head packs of its own
-  int cluster_log2 = 0;  // 2^cluster_log2 CTAs share a range
+  int num_splits = 1;            // kFixedSplit: of each tile, at most
+  int ctas = 0;                  // kStreamK: CTAs, or clusters, that get a range
+  int groups_log2 = 0;           // 2^groups_log2 rows of KV blocks, each with head packs of its own
+  int cluster_log2 = 0;          // 2^cluster_log2 CTAs share a range
+  bool opener_combines = false;  // kStreamK: a tile's splits, if the kernel can (CombineKind)
 };
 
 // What tiles are, and how they come to CTAs.

@@ -36,6 +36,7 @@ inline constexpr std::array kStreamKTable{
     KernelInstance{stream_k_instance(kCacheTable, 256)},
     KernelInstance{stream_k_instance(kForwardTable, 128, 128)},
     KernelInstance{stream_k_instance(kForwardTable, 256, 128)},
+    KernelInstance{stream_k_instance(kForwardTable, 64, 128)},
 };
 
 // The row with the tiles of this configuration, or its number of rows.

@@ -19,6 +19,10 @@ namespace {
 
 constexpr int64_t kManyKeys = 512;
 constexpr int64_t kFewRows = 64, kLongKeys = 1536;
+// That the CTA which opens a tile combines, if lengths are even. Where they are not, a long tile
+// has more, which one SM loads: of 8 sequences for 16 ranges each a call took 2 us longer than with
+// a combine kernel (docs/lab/decoding.md).
+constexpr int64_t kMostSplitsToOpener = 2;
 
 ForwardConfig general(const ForwardConfig& c) {
   return c.with(c.element, Variant::kGeneral);
@@ -257,6 +261,8 @@ KernelChoice select_stream_k(const Problem& problem, const ForwardCall& call,
     tiling = {choose_split_pack(c, call, num_sms), Scheduler::kDirect, {}};
     if (num_split_tiles(c, call, tiling.pack) > kFewWaves * num_sms * c.ctas_per_sm) return {};
   }
+  tiling.split.opener_combines =
+      tiling.is_split() && most_splits(c, call, tiling) <= kMostSplitsToOpener;
   return always_splits(c, problem, call, tiling) ? KernelChoice{int(row), tiling} : KernelChoice{};
 }
 

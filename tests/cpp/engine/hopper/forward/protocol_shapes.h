@@ -119,10 +119,18 @@ inline constexpr Shape kDecodedByMoreRows[] = {
 // tile; a split that is a whole range, of rows for one warpgroup alone; ranges side by side; and a
 // split of which the first warpgroup's rows see nothing.
 inline constexpr Shape kOpened[] = {
-    Shape{80, kWholeBlocks, 2, 2, 1, kCausal}.with_used(kAllUsed).in_pages(16).stream_k(3),
-    Shape{48, kWholeBlocks, 1, 1, 1, kCausal}.with_used(kAllUsed).by_threads().stream_k(3),
-    Shape{70, kWholeBlocks, 2, 2, 1, kFull}.with_used(kAllUsed).by_threads().stream_k(4, 1),
-    Shape{90, kWholeBlocks, 1, 1, 1, {.right = -870}}.with_used(kAllUsed).in_pages(16).stream_k(2),
+    Shape{80, kWholeBlocks, 2, 2, 1, kCausal}.with_used(kAllUsed).in_pages(16).stream_k(3).opened(),
+    Shape{48, kWholeBlocks, 1, 1, 1, kCausal}.with_used(kAllUsed).by_threads().stream_k(3).opened(),
+    Shape{70, kWholeBlocks, 2, 2, 1, kFull}
+        .with_used(kAllUsed)
+        .by_threads()
+        .stream_k(4, 1)
+        .opened(),
+    Shape{90, kWholeBlocks, 1, 1, 1, {.right = -870}}
+        .with_used(kAllUsed)
+        .in_pages(16)
+        .stream_k(2)
+        .opened(),
 };
 
 }  // namespace fa3::hopper

@@ -101,30 +101,25 @@ TEST(LaunchForward, of_one_call_follows_the_scheduler_of_its_plan) {
   }
 }
 
-// One tile more than half of the CTAs, whose splits are few: the CTA that opens a tile adds them.
-TEST(LaunchForward, of_few_splits_a_tile_leaves_their_combine_to_the_cta_that_opens_it) {
+TEST(LaunchForward, leaves_a_combine_to_the_cta_that_opens_a_tile_or_to_a_kernel) {
   constexpr ForwardConfig kOpener = kStreamKTable[6].config;
   static_assert(kOpener.combine() == CombineKind::kOpener && kOpener.block_m == 128);
   ForwardCall few = call();
   few.q.rows = few.o.rows = few.seqlen_q = 128;
   few.lengths_q = {.max = 128, .total = 256};
-  struct Expected {
-    int ctas;  // for 32 tiles
-    int launches;
-  };
-  for (const Expected& e : {Expected{17, 1}, {32, 1}, {64, 1}, {65, 1}, {96, 1}, {97, 2}}) {
-    const Tiling tiling{{}, Scheduler::kStreamK, {.ctas = e.ctas}};
+  for (const bool opens : {true, false}) {
+    const Tiling tiling{{}, Scheduler::kStreamK, {.ctas = 17, .opener_combines = opens}};
     const ForwardPlan plan = plan_launch({kOpener, address(8), 1024}, few, tiling, kSms);
     const Launched done = launched(plan);
-    EXPECT_EQ(g_cuda.launches, e.launches) << e.ctas;
-    EXPECT_EQ(plan.combine, e.launches == 1 ? Combine::kOpener : Combine::kKernel) << e.ctas;
-    EXPECT_EQ(done.params.counts.cells != nullptr, e.launches == 1) << e.ctas;
-    EXPECT_EQ(done.params.combines != nullptr, e.launches == 2) << e.ctas;
-    if (e.launches == 2) continue;
+    EXPECT_EQ(g_cuda.launches, opens ? 1 : 2);
+    EXPECT_EQ(plan.combine, opens ? Combine::kOpener : Combine::kKernel);
+    EXPECT_EQ(done.params.counts.cells != nullptr, opens);
+    EXPECT_EQ(done.params.combines != nullptr, !opens);
+    if (!opens) continue;
     // A split of each range, and a flag for each of its warps.
     EXPECT_EQ(plan.workspace.partial_lse - plan.workspace.partial_o,
-              int64_t{e.ctas} * 128 * 128 * int64_t{sizeof(float)});
-    EXPECT_EQ(plan.workspace.bytes - plan.workspace.counters, int64_t{e.ctas} * 8 * 8) << e.ctas;
+              int64_t{17} * 128 * 128 * int64_t{sizeof(float)});
+    EXPECT_EQ(plan.workspace.bytes - plan.workspace.counters, 17 * 8 * 8);
     EXPECT_NE(launched(plan).params.counts.launch, done.params.counts.launch);
   }
 }

@@ -37,6 +37,11 @@ struct Shape {
     return with(&Shape::scheduler, Scheduler::kStreamK)
         .with(&Shape::split, {.ctas = ctas, .groups_log2 = groups_log2});
   }
+  constexpr Shape opened() const {
+    Shape other = *this;
+    other.split.opener_combines = true;
+    return other;
+  }
   constexpr Shape fixed_splits(int count) const {
     return with(&Shape::scheduler, Scheduler::kFixedSplit)
         .with(&Shape::split, {.num_splits = count});

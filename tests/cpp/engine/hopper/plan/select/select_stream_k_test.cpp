@@ -77,6 +77,22 @@ TEST(SelectStreamK, has_a_kernel_of_its_own_for_more_queries_of_few_sequences) {
   EXPECT_EQ(chosen([](Problem& p) { p.num_splits = 4; }), kOther);
 }
 
+// At least as many tiles as ranges.
+TEST(SelectStreamK, leaves_few_splits_a_tile_to_the_cta_that_opens_it) {
+  const auto opens = [](int64_t batch, int64_t keys, int64_t dim = 128) {
+    const Problem p = several_tokens(batch, 16, keys, dim);
+    const auto [row, tiling] = select_stream_k(p, call_of(p), chosen_for(p), kSms);
+    EXPECT_NE(row, kNoKernel);
+    EXPECT_TRUE(tiling.is_split());
+    return tiling.split.opener_combines;
+  };
+  EXPECT_TRUE(opens(32, 8192));
+  EXPECT_TRUE(opens(16, 4096));
+  EXPECT_TRUE(opens(16, 4096, 64));
+  EXPECT_FALSE(opens(8, 2048));
+  EXPECT_FALSE(opens(1, 16384));
+}
+
 TEST(SelectStreamK, has_kernels_of_its_own_for_quantized_caches) {
   for (const int64_t dim : {64, 128, 256}) {
     Problem p = decoding(4, 8192);
