@@ -10,8 +10,8 @@ import figures  # noqa: E402
 import plot  # noqa: E402  (as figures.py found it)
 
 RESULTS = ROOT / "docs" / "lab" / "results"
-FORWARD = RESULTS / "forward-h200-2026-11-26.jsonl"
-BACKWARD = RESULTS / "backward-h200-2026-11-26.jsonl"
+FORWARD = RESULTS / "forward-h200-2026-11-27.jsonl"
+BACKWARD = RESULTS / "backward-h200-2026-11-27.jsonl"
 H100_FORWARD = RESULTS / "forward-rivals-h100-2026-11-26.jsonl"
 RIVALS = {"official": "fa3-official", "FlashAttention-4": "fa4-sm90", "cuDNN": "cudnn"}
 PICTURE = ROOT / "docs" / "figures" / "forward-h200.svg"

@@ -77,7 +77,7 @@ bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const Forw
                   int num_sms) {
   // Tiles of 128 rows, at 64 columns for want of a third warpgroup; those of 64 are for few
   // queries.
-  const double longer_for_its_size = c.head_dim <= 64 ? 1.2 : 1.1;
+  const double longer_for_its_size = c.head_dim <= 64 ? 1.25 : 1.1;
   const bool same_columns = other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
   const bool alike = call.mask.hides_nothing() || call.seqlen_k >= int64_t{2} * call.seqlen_q;
   const bool are_causal = call.mask.right == 0 && hides_right_only(call.mask) &&
