@@ -4,6 +4,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "error.h"
+
 namespace fa3::python {
 namespace {
 
@@ -179,7 +181,7 @@ class Signature {
       const size_t before = bytes_.size();
       const bool is_function = Py_TYPE(found) == s_function || Py_TYPE(found) == s_builtin;
       if (is_function ? put('m') && add_known(found) : add(found, depth, true)) continue;
-      PyErr_Clear();
+      if (!forget_error()) return false;
       bytes_.resize(before);
       put('?');
     }
@@ -286,8 +288,7 @@ PyObject* signature(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Signature made(arguments[0], tensor, parameter, arguments[2]);
   for (Py_ssize_t i = 3; i < count; ++i) {
     if (made.add(arguments[i])) continue;
-    PyErr_Clear();
-    return Py_NewRef(Py_None);
+    return forget_error() ? Py_NewRef(Py_None) : nullptr;
   }
   return made.bytes();
 }
