@@ -14,12 +14,12 @@ import sys
 import numpy as np
 
 from fa3._arrays import empty, is_torch, type_of
-from fa3._options import OF_FORWARD
+from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.ops import attention
 from fa3.quantization import quantize
 
-OF_ITS_OWN = {"q_descale", "k_descale", "v_descale", "k_mean", "v_mean", "v_transposed"}
+SET_HERE = {"q_descale", "k_descale", "v_descale", "k_mean", "v_mean", "v_transposed"}
 NOT_TOGETHER = {  # and what to do instead
     **dict.fromkeys(
         ("page_table", "batch_index"),
@@ -28,6 +28,7 @@ NOT_TOGETHER = {  # and what to do instead
     **dict.fromkeys(("bias", "alibi_slopes"), "score functions take 16-bit tensors"),
 }
 KNOWN = {*OF_FORWARD, *NOT_TOGETHER, "return_lse", "generator"}
+ITS_OWN = "scaling", "hadamard", "center", "seed", "out"
 
 
 def attention_fp8(
@@ -83,8 +84,10 @@ def attention_fp8(
 def refuse_other_options(given):
     """Names what attention() has but this function has not, and what nobody has."""
     for name in given:
-        if name in OF_ITS_OWN or name not in KNOWN:
-            raise TypeError(f"attention_fp8() got an unexpected keyword argument {name!r}")
+        if name in SET_HERE or name not in KNOWN:
+            taken = [*ITS_OWN, *sorted(KNOWN - SET_HERE - NOT_TOGETHER.keys())]
+            instead = "" if name in SET_HERE else instead_of(name, taken)
+            raise TypeError(f"attention_fp8() got an unexpected keyword argument {name!r}{instead}")
         if name in NOT_TOGETHER:
             raise Unsupported(f"{name}: not with attention_fp8; {NOT_TOGETHER[name]}")
 

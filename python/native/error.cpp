@@ -77,6 +77,12 @@ bool check(fa3_status status) {
   return false;
 }
 
+bool forget_error() {
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) return false;
+  PyErr_Clear();
+  return true;
+}
+
 bool init_errors() {
   PyObject* module = PyImport_ImportModule("fa3.errors");
   if (module == nullptr) return false;

@@ -20,6 +20,10 @@ void raise(fa3_status status, const char* format, ...);
 // True for FA3_OK; otherwise raises with fa3_last_error().
 bool check(fa3_status status);
 
+// Clears the Python exception that is set, if any. False: it stays, for it is no Exception but ends
+// the program, such as KeyboardInterrupt.
+bool forget_error();
+
 // Looks up the classes in fa3.errors; false with a Python exception set.
 bool init_errors();
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "error.h"
+
 namespace fa3::python {
 namespace {
 
@@ -179,7 +181,7 @@ class Signature {
       const size_t before = bytes_.size();
       const bool is_function = Py_TYPE(found) == s_function || Py_TYPE(found) == s_builtin;
       if (is_function ? put('m') && add_known(found) : add(found, depth, true)) continue;
-      PyErr_Clear();
+      if (!forget_error()) return false;
       bytes_.resize(before);
       put('?');
     }
@@ -276,20 +278,22 @@ class Signature {
 }  // namespace
 
 PyObject* signature(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count < 3) {
+  if (count < 4) {
     PyErr_SetString(PyExc_TypeError, "fa3._native: too few arguments");
     return nullptr;
   }
   PyObject* const tensor = PyTuple_GetItem(arguments[1], 0);
   PyObject* const parameter = tensor != nullptr ? PyTuple_GetItem(arguments[1], 1) : nullptr;
-  if (parameter == nullptr) return nullptr;
+  const Py_ssize_t num_captured = parameter != nullptr ? PyTuple_Size(arguments[3]) : -1;
+  if (num_captured < 0) return nullptr;
   Signature made(arguments[0], tensor, parameter, arguments[2]);
-  for (Py_ssize_t i = 3; i < count; ++i) {
-    if (made.add(arguments[i])) continue;
-    PyErr_Clear();
-    return Py_NewRef(Py_None);
+  bool ok = true;
+  for (Py_ssize_t i = 0; ok && i < num_captured; ++i) {
+    ok = made.add(PyTuple_GetItem(arguments[3], i), 0, true);
   }
-  return made.bytes();
+  for (Py_ssize_t i = 4; ok && i < count; ++i) ok = made.add(arguments[i]);
+  if (ok) return made.bytes();
+  return forget_error() ? Py_NewRef(Py_None) : nullptr;
 }
 
 bool init_signatures() {

@@ -8,18 +8,18 @@
 
 namespace fa3::python {
 
-// signature(names_of, (Tensor, Parameter), seen, ...) -> bytes, or None: something cannot be told
-// from others.
+// signature(names_of, (Tensor, Parameter), seen, (captured, ...), ...) -> bytes, or None: something
+// cannot be told from others.
 //
 // Two signatures are equal only where the values are of the same types and
 //   numbers, strings, None    the same
 //   tuples, dicts             of the same values; dicts in the same order
 //   tensors                   alike: shape, type, device, requires_grad; whether contiguous, and
 //                             which strides are 0
+//   captured tensors          alike, and one object: by address, so whoever keeps a signature
+//                             watches them
 //   Python functions          of the same code, whose defaults, attributes, cells and globals, as
-//                             far as the code names them, are the same, and tensors there one
-//                             object (by address: whoever keeps a signature watches the tensors),
-//                             alike as well
+//                             far as the code names them, are the same, and tensors there captured
 //   built-ins                 one object, bound to none but a module or a class; also exceptions
 //   modules                   one object, in which numbers and tensors that the code names are the
 //                             same, and functions one object
@@ -28,7 +28,7 @@ namespace fa3::python {
 // names_of(code): ((globals), (attributes)) that a code names; asked once for each code.
 // Tensor, Parameter: the classes of tensors; those of other subclasses are told apart where a
 // function captures them, and may do anything where they are arguments.
-// seen: a list, to which the tensors that functions capture are appended, or None.
+// seen: a list, to which captured tensors are appended, or None.
 PyObject* signature(PyObject*, PyObject* const* arguments, Py_ssize_t count);
 
 // Interns the attribute names; false with a Python exception set.

@@ -337,7 +337,7 @@ Shown shown(PyObject* tensor, dlpack::Tensor* view) {
   const dlpack::ExchangeApi* api = exchange_api_of(tensor);
   if (api == nullptr) return Shown::otherwise;
   if (api->view(tensor, view) == 0) return Shown::yes;
-  PyErr_Clear();
+  forget_error();
   return Shown::no;
 }
 

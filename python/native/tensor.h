@@ -64,7 +64,7 @@ class Borrowed {
 enum class Shown { yes, no, otherwise };  // otherwise: a type that has to be asked in Python
 
 // Where a tensor's elements are, by the table of its type (dlpack::ExchangeApi). Leaves no
-// exception.
+// exception but those of forget_error() with `no`.
 Shown shown(PyObject* tensor, dlpack::Tensor* view);
 
 // Interns the attribute names; false with a Python exception set.

@@ -236,7 +236,8 @@ def test_16_bit_tensors_are_computed_in_float32(dtype):
 def test_options_are_in_the_order_of_the_table():
     from fa3._options import Options
     from fa3._options import in_order as of_table
-    from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Window, deterministic, in_order
+    from fa3.flex import call
+    from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Listed, Window, deterministic, in_order
     from fa3.masks import BlockMask
 
     names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
@@ -246,7 +247,8 @@ def test_options_are_in_the_order_of_the_table():
     for window in (EVERY_KEY, Window(3, 0)):
         for of_lengths in (NO_LENGTHS, lengths, {**lengths, "deterministic": True}):
             for mask in ((None, None), blocks):
-                mine = in_order(0.5, window, of_lengths, mask, 4 * (of_lengths is lengths))
+                mine = in_order(0.5, window, of_lengths, 4 * (of_lengths is lengths))
+                mine = Listed(None, call.up_to_lists(mine)).options_with(mask)
                 named = {"window": window, "scale": 0.5, "block_mask": mask, **of_lengths}
                 named |= {"engine": "hopper"} if of_lengths is lengths else {}
                 right = Options(*of_table("attention", named))

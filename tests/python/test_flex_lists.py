@@ -17,7 +17,7 @@ from fa3 import masks  # noqa: E402
 from fa3._options import Options  # noqa: E402
 from fa3.flex import attention, lists  # noqa: E402
 from fa3.flex import device as device_of_scores  # noqa: E402
-from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Call, Listed  # noqa: E402
+from fa3.flex.call import BLOCKS, EVERY_KEY, NO_LENGTHS, Call, Listed, up_to_lists  # noqa: E402
 
 ROWS, KEYS, HEADS, DIM = 300, 420, 4, 32
 
@@ -145,7 +145,7 @@ def test_a_map_is_made_once_for_a_function_and_what_it_captures(walked, monkeypa
     loss = fa3.flex_attention(*inputs(), mask_mod=documents(owner)).sum()
     loss.backward()  # may save the map
     assert len(made) == 4 and inside.isfinite().all()
-    lists.keep("another", lists.Kept([], [], masks.BlockMask(owner, None)))
+    lists.keep("another", lists.Kept([], masks.BlockMask(owner, None)))
     assert len(lists._known) == 3  # none of the clone, which is gone
 
 
@@ -193,11 +193,11 @@ def test_a_map_is_not_that_of_a_tensor_that_is_gone(walked):
 def test_maps_are_kept_up_to_their_size(monkeypatch):
     monkeypatch.setattr(lists, "MOST_KEPT", 3 * 1024)
     lists._known.clear()
-    kept = lists.Kept([], [], masks.BlockMask(torch.zeros(256, dtype=torch.int32), None))
+    kept = lists.Kept([], masks.BlockMask(torch.zeros(256, dtype=torch.int32), None))
     for name in "abcde":
         lists.keep(name, kept)
     assert [*lists._known] == ["c", "d", "e"]
-    lists.keep("large", lists.Kept([], [], masks.BlockMask(torch.zeros(1024), None)))
+    lists.keep("large", lists.Kept([], masks.BlockMask(torch.zeros(1024), None)))
     assert "large" not in lists._known
 
 
@@ -238,10 +238,12 @@ def test_keys_that_are_hidden_from_all_queries_take_bits_of_one_row(walked):
     torch.testing.assert_close(mine, fa3.attention(q, k, v, bias=dense), rtol=0, atol=0)
     fa3.attention(q, k, v, bias=padding[:])  # the same memory, by another view
     assert walked[2] is walked[0] and len(walked[1].bits) == 2 * 3 * 4
+    fa3.attention(q, k, v, bias=padding.expand(-1, HEADS, ROWS, -1))
+    assert walked[3].blocks.shape == (2, 1, 3, 4) and len(walked[3].bits) == 2 * 4
 
 
 def call_with(**fields):
-    plain = Call("masked", 1.0, EVERY_KEY, NO_LENGTHS, {"way": "plain"}, 0, False)
+    plain = Call("masked", 1.0, EVERY_KEY, NO_LENGTHS, ["plain"], 0, False)
     return plain._replace(**fields)
 
 
@@ -249,23 +251,24 @@ def test_kernels_that_walk_lists_are_tried_first_and_others_next():
     tried = []
 
     def run(function, options):
-        tried.append((function, options["way"]))
-        if options["way"] == refusing:
+        tried.append((function, options[0]))
+        assert options[BLOCKS:] == ([*lists_given] if options[0] == "listed" else [])
+        if options[0] == refusing:
             raise fa3.Unsupported("not this way")
 
-    call = call_with(listed=Listed("alone", {"way": "listed"}))
+    lists_given = masks.BlockMask("blocks", "bits")
+    with_lists = call_with(listed=Listed("alone", up_to_lists(["listed"])))
     refusing = None
-    assert device_of_scores.by_a_kernel(call, run) and tried == [("alone", "listed")]
+    assert device_of_scores.by_a_kernel(with_lists, lists_given, run)
+    assert tried == [("alone", "listed")]
     refusing = "listed"
-    assert device_of_scores.by_a_kernel(call, run) and tried[1:] == [
-        ("alone", "listed"),
-        ("masked", "plain"),
-    ]
+    assert device_of_scores.by_a_kernel(with_lists, lists_given, run)
+    assert tried[1:] == [("alone", "listed"), ("masked", "plain")]
     refusing = "plain"
     with pytest.warns(device_of_scores.SlowScores, match="not this way"):
-        assert not device_of_scores.by_a_kernel(call_with(), run)
+        assert not device_of_scores.by_a_kernel(call_with(), None, run)
     with pytest.raises(fa3.Unsupported, match="not this way"):
-        device_of_scores.by_a_kernel(call_with(only_kernels=True), run)
+        device_of_scores.by_a_kernel(call_with(only_kernels=True), None, run)
 
 
 def test_what_is_captured_beside_a_mask_comes_first():
@@ -383,7 +386,12 @@ def test_functions_beside_lists_of_sequences_of_their_own_lengths(device, score,
 def test_lists_beside_functions_keep_the_window_where_lengths_differ(monkeypatch):
     """What kernels are asked for: the mask in the map, causal masks and windows beside it."""
     calls = []
-    monkeypatch.setattr(attention, "forward", lambda call, q, *_: calls.append(call) or (q, None))
+
+    def recorded(call, q, k, v, tensors, blocks, *_):
+        calls.append((call.listed.function, Options(*call.listed.options_with(blocks))))
+        return q, None
+
+    monkeypatch.setattr(attention, "forward", recorded)
     starts = torch.tensor([0, 140, 300], dtype=torch.int32)
     q, k, v = (x[0, :300].detach() for x in inputs())
     packed = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
@@ -391,11 +399,9 @@ def test_lists_beside_functions_keep_the_window_where_lengths_differ(monkeypatch
     options = {"score_mod": lambda s, b, h, q, k: s * 2, "mask_mod": diagonal, "window": (90, 40)}
     fa3.flex_attention(q, k, v, **options, **packed)
     fa3.flex_attention(q[None], k[None], v[None], **options)
-    of_packed, alike = (call.listed for call in calls)
-    asked = Options(*of_packed.options)
-    lefts = [Options(*listed.options).window_left for listed in (of_packed, alike)]
-    assert lefts == [90, -1] and asked.window_right == 40
-    assert asked.cu_seqlens_q is starts and not of_packed.function.may_hide
+    (function, asked), (_, alike) = calls
+    assert (asked.window_left, asked.window_right, alike.window_left) == (90, 40, -1)
+    assert asked.cu_seqlens_q is starts and not function.may_hide
     assert asked.block_mask.shape == (2, 1, 2, 2)
 
 

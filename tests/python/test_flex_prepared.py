@@ -558,3 +558,33 @@ def test_a_tensor_without_an_exchange_table_is_known_too(decided):
     slopes.data = torch.ones(3)
     assert known_functions.signature(score_mod) != first
     assert known_functions.signature(slopes) is None
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+def test_what_stops_a_program_is_not_swallowed(raised, monkeypatch):
+    def names_of(code):
+        raise raised
+
+    class Refusing(torch.Tensor):
+        __dlpack_c_exchange_api__ = None
+        raises = ValueError
+
+        @property
+        def shape(self):
+            raise self.raises
+
+    def asked_of_a_module(s, b, h, i, j):
+        return s * constants.refusing
+
+    captured = torch.ones(2).as_subclass(Refusing)
+    by_cell = lambda s, b, h, i, j: s * captured  # noqa: E731
+    monkeypatch.setattr(constants, "refusing", captured, raising=False)
+    assert known_functions.signature(by_cell) is None
+    assert known_functions.signature(asked_of_a_module) is not None
+    Refusing.raises = raised
+    for function in (by_cell, asked_of_a_module):
+        with pytest.raises(raised):
+            known_functions.signature(function)
+    monkeypatch.setattr(known_functions, "names_of", names_of)
+    with pytest.raises(raised):
+        known_functions.signature(lambda s, b, h, i, j: s)

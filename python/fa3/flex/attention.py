@@ -6,13 +6,13 @@ from torch.autograd.function import once_differentiable
 
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, device, lists, prepared, tiles
-from fa3.flex.block_mask import block_rule, mask_of
-from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, NO_LENGTHS, Window, in_order
+from fa3.flex.block_mask import mask_of, parts_of
+from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, NO_LENGTHS, Window
 from fa3.flex.known_functions import function_of
-from fa3.flex.prepared import Prepared, call_of, of_function
+from fa3.flex.prepared import call_of, of_function, of_masks
 from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
-from fa3.torch import autograd
+from fa3.torch import autograd, operators
 from fa3.torch.autograd import FLOAT8
 from fa3.torch.checks import (
     refuse_other_than_tensor,
@@ -29,27 +29,23 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True, walks=Tru
     masks: mask_mod, block_mask, causal, window. lengths: by name, also where keys are in a cache;
     call.NO_LENGTHS of none. walks: whether masks alone may be lists.
     """
-    mask, block_mask, causal, window = masks
-    blocks = None
+    mask_mod, block_mask, causal, window = masks
+    parts = blocks = None
     if block_mask is not None:
-        if (
-            mask is None
-            and isinstance(block_mask, BlockMask)
-            and ((window == OPEN and not causal) or not lists.of_one_length(lengths))
-        ):
-            blocks = block_mask
-        if blocks is None or score_mod is not None or not walks:
-            mask = mask_of(mask, block_mask)
-    of_blocks = None if blocks is None else (*blocks,)
+        parts = parts_of(block_mask)
+        blocks = lists_of(block_mask, mask_mod, causal, window, lengths)
+    # Lists that no function reads are data: those of another mask that is alike serve as well.
+    are_data = blocks is not None and score_mod is None and walks
+    captured = score_mod, mask_mod, None if are_data else parts
     options = None if lengths is NO_LENGTHS else lengths
-    given = q, k, v, score_mod, mask, of_blocks, scale, causal, window, options, walks
-    found = prepared.find(prepared.key_of(None, *given))
+    beside = parts if are_data else None, scale, causal, window, options, walks
+    seen = []
+    key = prepared.key_of(seen, captured, q, k, v, *beside)
+    found = prepared.find(key)
     if found is None:
         refuse(q, k, v, scale, causal)
-        seen = []
-        key = prepared.key_of(seen, *given)
-        sides = window_of(causal, window)
-        found = prepare(q, k, v, score_mod, mask, blocks, scale, sides, lengths, walks)
+        functions, sides = (score_mod, mask_mod, parts), window_of(causal, window)
+        found = prepare(q, k, v, functions, blocks, scale, sides, lengths, walks)
         prepared.keep(key, found, seen, (scale, causal, *window), lengths)
     way, tensors, maps = found
     try:
@@ -68,12 +64,22 @@ def refuse(q, k, v, scale, causal):
     refuse_wrong_numbers(scale, causal=causal)
 
 
-def prepare(q, k, v, score_mod, mask, blocks, scale, window, lengths, walks):
+def lists_of(block_mask, mask_mod, causal, window, lengths):
+    """The block mask, where its lists are those of the call; or None."""
+    if mask_mod is not None or not isinstance(block_mask, BlockMask):
+        return None
+    # The window of sequences of one length is in the lists.
+    is_whole = (window == OPEN and not causal) or not lists.of_one_length(lengths)
+    return block_mask if is_whole else None
+
+
+def prepare(q, k, v, functions, blocks, scale, window, lengths, walks):
     """(Prepared, captured tensors, the BlockMask of its lists, None if the call brings it).
 
-    mask: a mask_mod. blocks: the mask as a BlockMask.
+    functions: score_mod, mask_mod and parts of a block mask. blocks: all masks as a BlockMask.
     """
-    if mask is None and blocks is None:
+    score_mod, *masks = functions
+    if masks == [None, None]:
         function, tensors = function_of(score_mod)
         return of_function(function, tensors, q, k, v, window, scale, lengths), tensors, None
     alike = lists.of_one_length(lengths)
@@ -82,14 +88,13 @@ def prepare(q, k, v, score_mod, mask, blocks, scale, window, lengths, walks):
     extents = lists.extents_to_walk(q, k, v, lengths) if walks else None
     maps = None
     if extents is not None and blocks is None:
-        hides = function_of(None, mask)
+        hides = function_of(None, mask_of(*masks))
         maps = lists.of_function(*hides, in_lists, extents, q.shape[-2], q.device)
     has_lists = extents is not None and not (blocks is maps is None)
     of_lists = {"beside": beside, "place": lists.place_of(maps)}
     if has_lists and score_mod is None:
-        return Prepared(None, scale, window, **of_lists), [], maps
-    mask = block_rule(blocks) if mask is None else mask
-    function, tensors = function_of(score_mod, mask)
+        return of_masks(blocks, q, k, v, window, scale, lengths, **of_lists), [], maps
+    function, tensors = function_of(score_mod, mask_of(*masks))
     if has_lists:
         first = function_of(score_mod)
         if captures_first(first, (function, tensors)):
@@ -101,23 +106,27 @@ def prepare(q, k, v, score_mod, mask, blocks, scale, window, lengths, walks):
 
 def run(way, q, k, v, tensors, blocks, lengths, return_lse, out=None):
     """(out, lse). tensors: that the function captures. blocks: the lists, where there are any."""
-    if way.function is None:
-        return by_lists(q, k, v, blocks, way.scale, way.beside, lengths, return_lse)
-    call = way.call
-    if call is None:
-        call = call_of(way, q, blocks, lengths)
+    call = way.call or call_of(way, q, lengths)
+    if call.function is None:
+        return by_lists(q, k, v, blocks, call, way.recorded, return_lse)
     if not way.recorded:
-        return forward(call, q, k, v, tensors, return_lse, out)
+        return forward(call, q, k, v, tensors, blocks, return_lse, out)
     if out is not None:
         raise Unsupported("out: expected None where something needs a gradient, or has no memory")
-    return Flex.apply(call, q, k, v, *tensors)
+    return Flex.apply((call, blocks), q, k, v, *tensors)
 
 
-def by_lists(q, k, v, blocks, scale, window, lengths, return_lse):
+def by_lists(q, k, v, blocks, call, recorded, return_lse):
     """(out, lse) where nothing but masks stands between the product and the softmax."""
-    options = in_order(scale, window, lengths, blocks)
-    results = autograd.attend(q, k, v, None, return_lse, options)
-    return results if return_lse else (results, None)
+    options = call.listed.options_with(blocks)
+    is_negated = q.is_neg() or k.is_neg() or v.is_neg()  # which no signature shows
+    if recorded or is_negated or operators.is_watched():
+        results = autograd.attend(q, k, v, None, return_lse, options)
+        return results if return_lse else (results, None)
+    out = operators.new_out_like(q) if call.is_out_like else operators.new_out(q, v)
+    lse = operators.new_lse(q) if return_lse else None
+    operators.run_forward(q, k, v, out, lse, options)
+    return out, lse
 
 
 def captures_first(alone, traced):
@@ -181,12 +190,13 @@ def check_shapes(q, k, v, lengths):
 
 
 class Flex(torch.autograd.Function):
-    """(call, q, k, v, *captured tensors) -> (out, lse)"""
+    """((call, its lists or None), q, k, v, *captured tensors) -> (out, lse)"""
 
     @staticmethod
-    def forward(ctx, call, q, k, v, *tensors):
+    def forward(ctx, call_and_lists, q, k, v, *tensors):
         tensors = list(tensors)
-        out, lse = forward(call, q, k, v, tensors, True)
+        call, ctx.blocks = call_and_lists
+        out, lse = forward(call, q, k, v, tensors, ctx.blocks, True)
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
@@ -198,15 +208,15 @@ class Flex(torch.autograd.Function):
         saved, tensors = ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
         do = torch.zeros_like(saved[3]) if do is None else do
         wanted = tuple(n for n, asked in enumerate(ctx.needs_input_grad[4:]) if asked)
-        gradients, totals = backward(ctx.call, wanted, saved, tensors, do, dlse)
+        gradients, totals = backward(ctx.call, wanted, saved, tensors, ctx.blocks, do, dlse)
         of_tensors = (totals[n].to(t.dtype) if n in totals else None for n, t in enumerate(tensors))
         return None, *gradients, *of_tensors
 
 
-def forward(call, q, k, v, tensors, return_lse, out=None):
-    """(out, lse). tensors: captured; those that are moved to q's device are replaced. out: written
-    instead of a new one."""
-    results = device.forward(call, q, k, v, tensors, return_lse, out)
+def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
+    """(out, lse). tensors: captured; those that are moved to q's device are replaced. blocks: the
+    lists of call.listed. out: written instead of a new one."""
+    results = device.forward(call, q, k, v, tensors, blocks, return_lse, out)
     if results is not None:
         return results
     check_shapes(q, k, v, call.lengths)
@@ -221,10 +231,10 @@ def forward(call, q, k, v, tensors, return_lse, out=None):
     return out, lse
 
 
-def backward(call, wanted, saved, tensors, do, dlse):
+def backward(call, wanted, saved, tensors, blocks, do, dlse):
     """(dq, dk, dv), and by number the gradients of the captured tensors that are wanted.
 
-    saved: q, k, v, out, lse.
+    saved: q, k, v, out, lse. blocks: as of forward().
     """
     q, k = saved[:2]
 
@@ -234,11 +244,11 @@ def backward(call, wanted, saved, tensors, do, dlse):
     stored = stored_of(call, wanted, q, k, tensors) if wanted and q.is_cuda else None
     if stored is not None:
         totals = {n: zeros(n, q.dtype if n == stored else tiles.wide(q.dtype)) for n in wanted}
-        gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals, stored)
+        gradients = device.backward(call, wanted, saved, tensors, blocks, do, dlse, totals, stored)
         if gradients is not None:
             return gradients, totals
     totals = {n: zeros(n, tiles.wide(q.dtype)) for n in wanted}
-    gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals)
+    gradients = device.backward(call, wanted, saved, tensors, blocks, do, dlse, totals)
     if gradients is None:
         gradient = call.function.gradient(wanted)
         gradients = tiles.backward(call, gradient, *saved, tensors, do, dlse, totals)

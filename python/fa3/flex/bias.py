@@ -14,9 +14,9 @@ from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, lists, prepared
 from fa3.flex.attention import check_shapes, run, window_of
-from fa3.flex.call import NO_LENGTHS
+from fa3.flex.call import EVERY_KEY, NO_LENGTHS
 from fa3.flex.function.trace import trace
-from fa3.flex.prepared import Prepared, of_function
+from fa3.flex.prepared import of_function, of_masks
 from fa3.flex.stored import number_of
 from fa3.torch.checks import refuse_wrong_numbers
 
@@ -52,7 +52,7 @@ class Captured(NamedTuple):
 
     bias: tuple | None  # arguments of viewed()
     shift: str | None  # the option that it is; "": shift_of() makes it; None: there is none
-    hides: bool  # the bias is of booleans, which are lists
+    lists: tuple | None  # of booleans that are lists: arguments of lists.of_booleans()
     lengths: tuple  # names of the options that say which rows there are, or how
 
 
@@ -64,30 +64,39 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     """
     is_listed = walks and out is None
     given = q, k, v, bias, alibi_slopes, options, only_kernels, is_listed
-    key = prepared.key_of(None, *given, have_equal_rows(options), "bias")
+    equal_rows = have_equal_rows(options) if options else False
+    key = prepared.key_of(None, (), *given, equal_rows, "bias")
     found = prepared.find(key)
     if found is None:
         found = prepare(*given)
         if not options.get("deterministic"):  # which a switch of torch's may refuse
             prepared.keep(key, found, [], (), options)
-    way, _, _ = found
-    how = way.bias
-    lengths = lengths_named(how.lengths, options)
-    tensors = [] if bias is None else [viewed(bias, *how.bias)]
-    if alibi_slopes is not None:
-        tensors.append(alibi_slopes)
-    if how.shift is not None:
-        tensors.append(lengths[how.shift] if how.shift else shift_of(q, k, lengths)[0])
+    way = found[0]
+    lengths = lengths_named(way.bias.lengths, options)
     try:
-        blocks = lists.of_booleans(*tensors, way.window, q, k) if how.hides else None
-        results = run(way, q, k, v, tensors, blocks, lengths, return_lse, out)
+        if way.bias.lists is not None:
+            blocks = lists.of_booleans(bias, *way.bias.lists)
+            results = run(way, q, k, v, [], blocks, lengths, return_lse)
+        else:
+            tensors = captured(way.bias, q, k, bias, alibi_slopes, lengths)
+            results = run(way, q, k, v, tensors, None, lengths, return_lse, out)
     except Unsupported:
-        if not how.hides:
+        if way.bias.lists is None:
             raise
         # The reason is the engine's; the mask as a function needs none.
         rest = return_lse, options, only_kernels, False
         return attend(q, k, v, bias, alibi_slopes, out, *rest)
     return results if return_lse else results[0]
+
+
+def captured(how, q, k, bias, alibi_slopes, lengths):
+    """The tensors that the function captures. how: a Captured."""
+    tensors = [] if bias is None else [viewed(bias, *how.bias)]
+    if alibi_slopes is not None:
+        tensors.append(alibi_slopes)
+    if how.shift is not None:
+        tensors.append(lengths[how.shift] if how.shift else shift_of(q, k, lengths)[0])
+    return tensors
 
 
 def prepare(q, k, v, bias, alibi_slopes, options, only_kernels, is_listed):
@@ -111,8 +120,9 @@ def prepare(q, k, v, bias, alibi_slopes, options, only_kernels, is_listed):
         check_slopes(alibi_slopes, q, lengths)
     only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
     if only_hides and is_listed and not softcap and can_be_listed(q, k, v, lengths):
-        how = Captured(view, None, True, named)
-        return Prepared(None, scale, window, bias=how), [], None
+        how = Captured(view, None, (window, q.shape[1], k.shape[1]), named)
+        of_lists = {"beside": EVERY_KEY, "bias": how}
+        return of_masks(None, q, k, v, window, scale, lengths, **of_lists), [], None
     shift, less = (None, 0) if alibi_slopes is None else shift_of(q, k, lengths)
     one_sided = window.right is not None and window.right <= 0
     function, tensors = function_with(bias, alibi_slopes, shift, one_sided, softcap, less)
@@ -121,7 +131,7 @@ def prepare(q, k, v, bias, alibi_slopes, options, only_kernels, is_listed):
     name = None
     if shift is not None:
         name = "seqused_k" if shift is lengths["seqused_k"] else ""
-    how = Captured(view, name, False, named)
+    how = Captured(view, name, None, named)
     others = {"only_kernels": only_kernels, "bias": how}
     return of_function(function, tensors, q, k, v, window, scale, lengths, **others), [], None
 

@@ -15,11 +15,12 @@ SOME, ALL = 1, 2
 WORD = 32
 
 
-def mask_of(mask_mod, block_mask):
-    """One mask_mod of both, either of which may be None; None if both are."""
-    if block_mask is None:
+def mask_of(mask_mod, parts):
+    """One mask_mod of both, either of which may be None; None if both are. parts: of a block mask,
+    see parts_of()."""
+    if parts is None:
         return mask_mod
-    rule = block_rule(block_mask)
+    rule = rule_of_bits(*parts) if len(parts) == 2 else rule_of_states(*parts)
     if mask_mod is None:
         return rule
     return lambda *place: seen_of(mask_mod(*place)) & rule(*place)
@@ -47,10 +48,11 @@ def seen_of(seen):
     )
 
 
-def block_rule(block_mask):
-    """The mask_mod that says what a block mask says."""
+def parts_of(block_mask):
+    """What a block mask says, as what its mask_mod captures: (blocks, bits) of fa3's, (states, rows
+    and columns of a block, mask_mod) of torch's."""
     if isinstance(block_mask, BlockMask):
-        return rule_of_bits(*block_mask)
+        return (*block_mask,)
     for name in ("kv_num_blocks", "kv_indices", "mask_mod", "BLOCK_SIZE"):
         if not hasattr(block_mask, name):
             raise InvalidArgument(
@@ -58,8 +60,7 @@ def block_rule(block_mask):
                 f" torch.nn.attention.flex_attention, which has {name}; got"
                 f" {type(block_mask).__name__}"
             )
-    rows, columns = block_mask.BLOCK_SIZE
-    return rule_of_states(states_of(block_mask), rows, columns, block_mask.mask_mod)
+    return states_of(block_mask), *block_mask.BLOCK_SIZE, block_mask.mask_mod
 
 
 # A rule names nothing but its own variables: known_functions.py then knows it again.

@@ -16,7 +16,7 @@ NO_LENGTHS = {
 }
 PLACES = {name: place for place, name in enumerate(DEFAULTS)}
 DETERMINISTIC, ENGINE, BLOCKS = (PLACES[n] for n in ("deterministic", "engine", "block_mask"))
-UP_TO_BLOCKS, UP_TO_ENGINE = (IN_ORDER[len(SCORES) : end] for end in (BLOCKS + 2, ENGINE + 1))
+UP_TO_ENGINE = IN_ORDER[len(SCORES) : ENGINE + 1]
 
 
 class Window(NamedTuple):
@@ -55,17 +55,23 @@ EVERY_KEY, NO_LATER_KEY = Window(None, None), Window(None, 0)
 
 
 class Listed(NamedTuple):
-    """The same call for kernels that walk lists: what hides keys is in them."""
+    """The same call for kernels that walk lists, which come beside it: they hide keys."""
 
-    function: object  # without masks; it captures the first of the call's tensors
-    options: list
+    function: object  # without masks, it captures the first of the call's tensors; or None
+    options: list  # as of up_to_lists()
+
+    def options_with(self, blocks):
+        """blocks: a fa3.masks.BlockMask."""
+        options = self.options.copy()
+        options[BLOCKS : BLOCKS + 2] = blocks
+        return options
 
 
 class Call(NamedTuple):
     """What both passes need beside tensors."""
 
-    function: object  # trace.Function, with the masks
-    scale: float
+    function: object  # trace.Function, with the masks; None: masks alone, as lists
+    scale: float | None  # None: d ** -0.5, of masks alone
     window: Window
     lengths: dict  # of sequences, by name; also deterministic, and the options of caches
     options: list  # those of fa3.attention, in order
@@ -75,9 +81,9 @@ class Call(NamedTuple):
     only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
 
 
-def in_order(scale, window, lengths, blocks=None, engine=0):
+def in_order(scale, window, lengths, engine=0):
     """Options of fa3.attention in the order of the table in fa3/_options.py (a test holds them to
-    it). blocks: a fa3.masks.BlockMask."""
+    it)."""
     left, right = window
     options = [False, -1 if left is None else left, -1 if right is None else right, 0.0, scale]
     if lengths is not NO_LENGTHS:
@@ -89,11 +95,12 @@ def in_order(scale, window, lengths, blocks=None, engine=0):
                     options += IN_ORDER[len(options) :]
                 options[place] = value
         options[ENGINE] = engine
-    elif blocks is not None:
-        options += UP_TO_BLOCKS
-    if blocks is not None:
-        options[BLOCKS : BLOCKS + 2] = blocks
     return options
+
+
+def up_to_lists(options):
+    """The same, at least as far as the lists."""
+    return [*options, *IN_ORDER[len(options) : BLOCKS]]
 
 
 def deterministic(options):

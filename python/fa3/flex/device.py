@@ -22,8 +22,9 @@ class SlowScores(UserWarning):
     """A score function is computed by torch operations, because no kernel does it here."""
 
 
-def forward(call, q, k, v, tensors, return_lse, out=None):
-    """(out, lse), or (out, None) unless return_lse; or None, where tiles.py is to compute them."""
+def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
+    """(out, lse), or (out, None) unless return_lse; or None, where tiles.py is to compute them.
+    blocks: the lists of call.listed."""
     if not q.is_cuda:
         return None
     if q.dtype not in NARROW:
@@ -37,7 +38,7 @@ def forward(call, q, k, v, tensors, return_lse, out=None):
         score = *head_of(function, call.longest), captured[: len(function.types)]
         _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *options)
 
-    return (out, lse) if by_a_kernel(call, run) else None
+    return (out, lse) if by_a_kernel(call, blocks, run) else None
 
 
 def head_of(function, longest):
@@ -49,13 +50,15 @@ def head_of(function, longest):
     return head
 
 
-def by_a_kernel(call, run, is_last=True):
+def by_a_kernel(call, blocks, run, is_last=True):
     """Whether some kernel has run(function, options): one that walks lists, or else any.
 
     is_last: none is asked in another way behind that.
     """
     ways = ((call.function, call.options),)
-    for function, options in ways if call.listed is None else (call.listed, *ways):
+    if call.listed is not None:
+        ways = (call.listed.function, call.listed.options_with(blocks)), *ways
+    for function, options in ways:
         try:
             run(function, options)
             return True
@@ -68,8 +71,9 @@ def by_a_kernel(call, run, is_last=True):
     return False
 
 
-def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
-    """(dq, dk, dv); or None, where tiles.py is to compute them. saved: q, k, v, out, lse.
+def backward(call, wanted, saved, tensors, blocks, do, dlse, totals, stored=None):
+    """(dq, dk, dv); or None, where tiles.py is to compute them. saved: q, k, v, out, lse. blocks:
+    the lists of call.listed.
 
     wanted: numbers of the captured tensors whose gradients are asked for; they are added to
     totals[number], which has zeros, but that of number `stored` is stored there (stored.py). None,
@@ -97,7 +101,7 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
         _native.backward_with_score(operators.lend, score, *given, *options)
 
     # The forward has run: what only kernels may compute is not refused any more.
-    if by_a_kernel(call._replace(only_kernels=False), run, is_last=stored is None):
+    if by_a_kernel(call._replace(only_kernels=False), blocks, run, is_last=stored is None):
         return tuple(gradients)
     for total in totals.values():
         total.zero_()

@@ -30,7 +30,7 @@ def remember(table, key, value):
 
 
 def signature(*values, seen=None):
-    return _native.signature(names_of, HAVE_MEMORY, seen, *values)
+    return _native.signature(names_of, HAVE_MEMORY, seen, (), *values)
 
 
 def names_of(code):

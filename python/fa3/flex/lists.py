@@ -143,22 +143,24 @@ def of_function(function, captured, window, extents, heads, device):
     return kept(key, captured, device.type == "cuda", make)
 
 
-def of_booleans(seen, window, q, k):
-    """The BlockMask of a boolean (b | 1, hq | 1, sq | 1, sk | 1) tensor, True: a key is seen."""
-    rows, keys = q.shape[1], k.shape[1]
+def of_booleans(seen, window, rows, keys):
+    """The BlockMask of booleans that broadcast to (b, hq, rows, keys), True: a key is seen."""
 
     def make():
-        mask = seen.expand(*seen.shape[:2], -1, keys)
+        device, mask = seen.device, seen[(None,) * (4 - seen.ndim)]
+        # What is expanded has the lists of one.
+        once = (slice(1) if stride == 0 else slice(None) for stride in mask.stride())
+        mask = mask[tuple(once)].expand(-1, -1, -1, keys)
         if window.is_open():
             return masks.from_dense(mask.expand(-1, -1, rows, -1))
-        query = torch.arange(rows, device=q.device)[:, None]
-        key = torch.arange(keys, device=q.device)
+        query = torch.arange(rows, device=device)[:, None]
+        key = torch.arange(keys, device=device)
         return masks.from_dense(mask & ~window.hides_at(query, key, keys - rows))
 
     # A view of the caller's tensor is another object in every call.
     base = seen if seen._base is None else seen._base
-    where = seen.data_ptr(), seen.shape, seen.stride(), seen.device
-    return kept((id(base), where, rows, keys, window), [base], q.is_cuda, make)
+    key = id(base), seen.data_ptr(), seen.shape, seen.stride(), rows, keys, window
+    return kept(key, [base], seen.is_cuda, make)
 
 
 def kept(key, tensors, on_gpu, make):
@@ -167,36 +169,30 @@ def kept(key, tensors, on_gpu, make):
 
     A graph that is being captured makes its own: it will be replayed over other numbers.
     """
-    versions = versions_of(tensors)
-    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
-    if key is None or versions is None or capturing:
+    if on_gpu and torch.cuda.is_current_stream_capturing():
         return make()
     found = _known.get(key)
-    if found is not None and found.is_of(tensors, versions):
+    if found is not None and found.is_fresh():
         return found.made
+    written = writes_of(tensors)
+    if key is None or written is None:
+        return make()
     # What is kept may be saved for a backward pass, whatever mode made it.
     with torch.inference_mode(False), torch.no_grad():
         made = make()
-    keep(key, Kept([weakref.ref(t) for t in tensors], versions, made))
+    keep(key, Kept(written, made))
     return made
 
 
 @dataclasses.dataclass(eq=False)
 class Kept:
-    tensors: list  # weak references
-    versions: list
+    written: list  # a tensor's weak reference, and how often it was written to
     made: masks.BlockMask
-
-    def is_of(self, tensors, versions):
-        for known, tensor in zip(self.tensors, tensors, strict=True):
-            if known() is not tensor:
-                return False
-        return self.versions == versions
 
     def is_fresh(self):
         """Whether the tensors are there and hold what they held."""
-        for known, version in zip(self.tensors, self.versions, strict=True):
-            tensor = known()
+        for reference, version in self.written:
+            tensor = reference()
             if tensor is None or tensor._version != version:
                 return False
         return True
@@ -210,7 +206,7 @@ def keep(key, new):
     with _lock:
         _known.pop(key, None)
         for other, old in [*_known.items()]:
-            if any(tensor() is None for tensor in old.tensors):
+            if any(tensor() is None for tensor, _ in old.written):
                 del _known[other]
         free = MOST_KEPT - new.bytes() - sum(old.bytes() for old in _known.values())
         while free < 0 and _known:
@@ -219,11 +215,8 @@ def keep(key, new):
             _known[key] = new
 
 
-def versions_of(tensors):
-    """How often each was written to; None: an inference tensor does not count."""
-    versions = []
-    for tensor in tensors:
-        if tensor.is_inference():
-            return None
-        versions.append(tensor._version)
-    return versions
+def writes_of(tensors):
+    """Kept.written; None: an inference tensor does not count."""
+    if any(tensor.is_inference() for tensor in tensors):
+        return None
+    return [(weakref.ref(tensor), tensor._version) for tensor in tensors]

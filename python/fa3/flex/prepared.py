@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from fa3 import _native
 from fa3._options import TYPES
 from fa3.flex import caches, lists
-from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Call, Listed, Window, in_order
+from fa3.flex.call import NO_LENGTHS, Call, Listed, Window, in_order, up_to_lists
 from fa3.flex.function.text import LONGEST
 from fa3.flex.known_functions import References, names_of, remember
 from fa3.torch import operators
@@ -31,9 +31,9 @@ class Prepared(NamedTuple):
     function: object  # trace.Function of scores and masks; None: masks alone, as lists
     scale: float | None
     window: Window
-    recorded: bool = False  # by autograd
-    alone: object = None  # the function without masks, beside lists; None: no lists
-    beside: Window = EVERY_KEY  # the window beside lists
+    recorded: bool = False  # by autograd; of masks alone: or else seen by torch's dispatcher
+    alone: object = None  # the function without masks, beside lists
+    beside: Window | None = None  # the window beside lists; None: no lists
     place: object = None  # of the lists in lists.py; None: the call brings them
     longest: int = LONGEST  # as of Call, like the next two
     is_out_like: bool = False
@@ -42,9 +42,9 @@ class Prepared(NamedTuple):
     bias: object = None  # bias.Captured
 
 
-def key_of(seen, q, *others):
+def key_of(seen, captured, q, *others):
     """The signature of a call; None: it is to be decided anew, for something watches it, or it
-    cannot be told from others. seen: as of signature()."""
+    cannot be told from others. seen, captured: as of signature()."""
     if not operators.CAN_SEE_WATCHERS or operators._are_functorch_transforms_active():
         return None
     if forward_ad._current_level >= 0:
@@ -52,7 +52,7 @@ def key_of(seen, q, *others):
     # Where autocast casts, masks are no lists (lists.extents_to_walk).
     casts = operators.is_any_autocast_enabled() and torch.is_autocast_enabled(device_type(q))
     state = is_grad_enabled(), casts
-    return _native.signature(names_of, operators.HAVE_MEMORY, seen, q, *others, state)
+    return _native.signature(names_of, operators.HAVE_MEMORY, seen, captured, q, *others, state)
 
 
 def device_type(q):
@@ -104,22 +104,33 @@ def of_function(function, tensors, q, k, v, window, scale, lengths, **others):
     if learns:
         caches.refuse_gradients(k, lengths)
     recorded = learns or not operators.have_memory(q, k, v)
-    others["longest"] = longest(q, k, lengths)
-    others["is_out_like"] = operators.is_out_like(q, v)
-    prepared = Prepared(function, scale, window, recorded, **others)
-    if lengths is not NO_LENGTHS or prepared.alone is not None:
+    return with_call(Prepared(function, scale, window, recorded, **others), q, k, v, lengths)
+
+
+def of_masks(blocks, q, k, v, window, scale, lengths, **others):
+    """The Prepared of masks alone. blocks: their lists, where the call brings them."""
+    beside = [x for x in (*lengths.values(), *(blocks or ())) if isinstance(x, Tensor)]
+    recorded = needs_gradient(q, k, v) or not operators.are_plain((q, k, v, *beside))
+    return with_call(Prepared(None, scale, window, recorded, **others), q, k, v, lengths)
+
+
+def with_call(prepared, q, k, v, lengths):
+    alike = operators.is_out_like(q, v)
+    prepared = prepared._replace(longest=longest(q, k, lengths), is_out_like=alike)
+    if lengths is not NO_LENGTHS:
         return prepared
-    return prepared._replace(call=call_of(prepared, q, None, lengths))
+    return prepared._replace(call=call_of(prepared, q, lengths))
 
 
-def call_of(prepared, q, blocks, lengths):
-    """The Call of these lengths and lists."""
+def call_of(prepared, q, lengths):
+    """The Call of these lengths."""
     function, scale, window = prepared[:3]
     listed = None
-    if prepared.alone is not None:
-        engine = 0 if lists.of_one_length(lengths) else lists.engine_of(q)
-        options = in_order(scale, prepared.beside, lengths, blocks, engine)
-        listed = Listed(prepared.alone, options)
+    if prepared.beside is not None:
+        own = prepared.alone is not None and not lists.of_one_length(lengths)
+        engine = lists.engine_of(q) if own else 0
+        options = in_order(scale, prepared.beside, lengths, engine)
+        listed = Listed(prepared.alone, up_to_lists(options))
     options = in_order(scale, window, lengths)
     beside = prepared.longest, prepared.is_out_like, listed, prepared.only_kernels
     return Call(function, scale, window, lengths, options, *beside)

@@ -182,7 +182,7 @@ def scored(module, q, k, v, parts, scaling, dropout):
     """(out, lse)"""
     seen = parts.seen
     if isinstance(seen, torch.Tensor):
-        seen = lists.of_booleans(seen, EVERY_KEY, q, k)
+        seen = lists.of_booleans(seen, EVERY_KEY, q.shape[1], k.shape[1])
     if parts.change_scores():
         refuse_dropout(dropout, module)
         masks = None, seen, False, (None, None)

@@ -51,23 +51,32 @@ except (ImportError, AttributeError):
 HAVE_MEMORY = torch.Tensor, torch.nn.Parameter
 
 
+def is_watched():
+    """Whether a compiler, tracer, profiler (of any thread), mode or transform is active.
+
+    Python cannot see a bare ExecutionTraceObserver or another kernel that was registered for
+    fa3::forward: these see calls of torch.ops.fa3 alone.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or not CAN_SEE_WATCHERS
+        or _len_torch_dispatch_stack()
+        or _is_torch_function_mode_enabled()
+        or _are_functorch_transforms_active()
+        or (profiler._is_profiler_enabled or _profiler_enabled())
+        or _get_tracing_state() is not None
+    )
+
+
 def is_plain_call(q, k, v):
     """Whether torch's dispatcher would only call the kernel, which takes it 4 us.
 
-    So: no compiler, tracer, profiler (of any thread), mode or transform is active, and no tensor
-    is of a subclass, on another device, a lazily negated view, nested, or without memory of its own
-    (sparse, or a wrapper). Python cannot see a bare ExecutionTraceObserver or another kernel that
-    was registered for fa3::forward: these see calls of torch.ops.fa3 alone.
+    So: nothing watches, and no tensor is of a subclass, on another device, a lazily negated view,
+    nested, or without memory of its own (sparse, or a wrapper).
     """
-    if torch.compiler.is_compiling() or not CAN_SEE_WATCHERS:
-        return False
     return (
-        type(q) is type(k) is type(v) is torch.Tensor
-        and not _len_torch_dispatch_stack()
-        and not _is_torch_function_mode_enabled()
-        and not _are_functorch_transforms_active()
-        and not (profiler._is_profiler_enabled or _profiler_enabled())
-        and _get_tracing_state() is None
+        not is_watched()
+        and type(q) is type(k) is type(v) is torch.Tensor
         and (q.is_cpu or q.is_cuda)
         and not (q.is_neg() or k.is_neg() or v.is_neg())
         and (_has_storage(q) and _has_storage(k) and _has_storage(v))
