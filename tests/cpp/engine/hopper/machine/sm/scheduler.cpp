@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "scheduler.h"
+#include "sm/scheduler.h"
 
 #include <algorithm>
 
-#include "block.h"
 #include "cuda_words.h"
 #include "failure.h"
+#include "sm/block.h"
 
 fa3::machine::Index threadIdx, blockIdx, gridDim;
 

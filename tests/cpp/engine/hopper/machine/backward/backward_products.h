@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "backward_work.h"
+#include "backward/backward_work.h"
 #include "machine.h"
 
 namespace fa3::hopper {

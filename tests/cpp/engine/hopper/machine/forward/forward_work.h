@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/hopper/scheduler/sequence_window.cuh"
-#include "launched_forward.h"
+#include "forward/launched_forward.h"
 
 namespace fa3::hopper {
 

@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "forward_counts.h"
-#include "forward_departures.h"
-#include "forward_products.h"
-#include "forward_work.h"
-#include "launched_forward.h"
+#include "forward/forward_counts.h"
+#include "forward/forward_departures.h"
+#include "forward/forward_products.h"
+#include "forward/forward_work.h"
+#include "forward/launched_forward.h"
 #include "machine.h"
 
 namespace fa3::hopper {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/hopper/config/consumer_tuning.h"
-#include "forward_work.h"
+#include "forward/forward_work.h"
 
 namespace fa3::hopper {
 

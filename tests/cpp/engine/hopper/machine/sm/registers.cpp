@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "registers.h"
+#include "sm/registers.h"
 
 #include <algorithm>
 #include <string>
 
-#include "block.h"
 #include "failure.h"
+#include "sm/block.h"
 
 namespace fa3::machine {
 namespace {

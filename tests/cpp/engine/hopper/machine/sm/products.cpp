@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "products.h"
+#include "sm/products.h"
 
 #include <algorithm>
 #include <bit>
 #include <limits>
 
-#include "block.h"
 #include "failure.h"
+#include "sm/block.h"
 
 namespace fa3::machine {
 namespace {

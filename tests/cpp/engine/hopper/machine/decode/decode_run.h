@@ -16,9 +16,9 @@
 #include "engine/hopper/decode/decode_kernel.cuh"
 #include "engine/hopper/launch/launch_forward.h"
 #include "engine/hopper/plan/select/choose_split.h"
-#include "host_runtime.h"
+#include "launch/host_runtime.h"
+#include "launch/shape.h"
 #include "machine.h"
-#include "shape.h"
 
 namespace fa3::hopper {
 

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "block.h"
 #include "failure.h"
+#include "sm/block.h"
 
 namespace fa3::machine {
 namespace {

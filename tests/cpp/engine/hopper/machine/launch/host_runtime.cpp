@@ -2,7 +2,7 @@
 //
 // The CUDA runtime as the launchers need it: a device with two SMs, on which a launch is
 // taken down for the test to run.
-#include "host_runtime.h"
+#include "launch/host_runtime.h"
 
 #include <cuda_runtime_api.h>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "barriers.h"
+#include "sm/barriers.h"
 
 #include <algorithm>
 #include <string_view>
 
-#include "block.h"
 #include "failure.h"
+#include "sm/block.h"
 
 namespace fa3::machine {
 

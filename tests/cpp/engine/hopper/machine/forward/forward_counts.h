@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "forward_work.h"
+#include "forward/forward_work.h"
 
 namespace fa3::hopper {
 

@@ -2,7 +2,7 @@
 //
 // The small backward in many random orders: right as it stands, and found out whichever rule it
 // breaks.
-#include "small_backward.h"
+#include "tests/small_backward.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "copies.h"
+#include "sm/copies.h"
 
 #include <algorithm>
 
-#include "block.h"
 #include "failure.h"
+#include "sm/block.h"
 
 namespace fa3::machine {
 namespace {

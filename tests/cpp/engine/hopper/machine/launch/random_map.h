@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/mask/block_mask.h"
-#include "shape.h"
+#include "launch/shape.h"
 
 namespace fa3::hopper {
 

@@ -11,9 +11,9 @@
 #include "engine/hopper/backward/backward_kernel.cuh"
 #include "engine/hopper/launch/launch_backward.h"
 #include "engine/hopper/plan/backward/last_wave.h"
-#include "host_runtime.h"
-#include "random_map.h"
-#include "shape.h"
+#include "launch/host_runtime.h"
+#include "launch/random_map.h"
+#include "launch/shape.h"
 
 namespace fa3::hopper {
 

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "forward_work.h"
+#include "forward/forward_work.h"
 
 namespace fa3::hopper {
 

@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <set>
 
-#include "backward_buffers.h"
-#include "backward_departures.h"
-#include "backward_products.h"
-#include "backward_work.h"
-#include "launched_backward.h"
+#include "backward/backward_buffers.h"
+#include "backward/backward_departures.h"
+#include "backward/backward_products.h"
+#include "backward/backward_work.h"
+#include "backward/launched_backward.h"
 #include "machine.h"
 
 namespace fa3::hopper {

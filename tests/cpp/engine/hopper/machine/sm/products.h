@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "instructions.h"
-#include "memory.h"
+#include "sm/memory.h"
 
 namespace fa3::machine {
 

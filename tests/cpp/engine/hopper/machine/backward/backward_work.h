@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "launched_backward.h"
+#include "backward/launched_backward.h"
 
 namespace fa3::hopper {
 

@@ -3,7 +3,8 @@
 // A backward pass reduced to its protocol: one block of 128 keys, some blocks of 64 queries, 64
 // columns. Written with the kernels' own building blocks, to try what the model knows of a
 // backward: a producer warp, a warp that adds dQ to global memory, two warpgroups that multiply; dS
-// and dQ pass through shared memory. Every rule that it keeps can be broken, for machine_test.cpp.
+// and dQ pass through shared memory. Every rule that it keeps can be broken, for
+// small_backward_test.cpp.
 #pragma once
 
 #include "cuda_words.h"

@@ -8,15 +8,15 @@
 #include <set>
 #include <vector>
 
-#include "barriers.h"
-#include "copies.h"
 #include "cuda_words.h"
 #include "fault.h"
-#include "global_memory.h"
-#include "memory.h"
-#include "products.h"
-#include "registers.h"
-#include "scheduler.h"
+#include "sm/barriers.h"
+#include "sm/copies.h"
+#include "sm/global_memory.h"
+#include "sm/memory.h"
+#include "sm/products.h"
+#include "sm/registers.h"
+#include "sm/scheduler.h"
 
 namespace fa3::machine {
 

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "backward_work.h"
+#include "backward/backward_work.h"
 
 namespace fa3::hopper {
 

@@ -3,9 +3,9 @@
 
 #include <cstring>
 
-#include "block.h"
 #include "cuda_words.h"
 #include "failure.h"
+#include "sm/block.h"
 
 namespace fa3::machine {
 

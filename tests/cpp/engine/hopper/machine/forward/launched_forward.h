@@ -12,11 +12,11 @@
 
 #include "engine/hopper/launch/launch_forward.h"
 #include "engine/hopper/plan/select/choose_split.h"
-#include "host_runtime.h"
-#include "kernel_on_trial.h"
+#include "forward/kernel_on_trial.h"
+#include "launch/host_runtime.h"
+#include "launch/random_map.h"
+#include "launch/shape.h"
 #include "machine.h"
-#include "random_map.h"
-#include "shape.h"
 
 namespace fa3::hopper {
 
