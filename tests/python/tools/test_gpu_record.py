@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from builds import ROOT
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 import gpu_pieces
 import gpu_verify
 import kernel_code
@@ -387,6 +388,13 @@ def test_machine_code_is_instructions_and_constants_alone(tmp_path):
     assert parts((".text.kernel", "code"), (".nv.info.kernel", "sizes")) == [b"code"]
     bank = (".nv.constant2.kernel", "numbers"), (".nv.constant0.kernel", "parameters")
     assert parts((".text.kernel", "code"), *bank) == [b"code", b"numbers"]
+
+
+def test_the_python_tests_that_a_gpu_runs_are_there():
+    words = {word for command in gpu_pieces.python_tests() for word in command}
+    paths = [Path(word) for word in words if word.startswith(str(ROOT / "tests"))]
+    assert len(paths) > len(gpu_pieces.SCORE_TESTS)
+    assert [path for path in paths if not path.exists()] == []
 
 
 def test_shards_of_the_python_tests_have_each_test_once():

@@ -4,14 +4,14 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from builds import ROOT
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fa3", reason="the Python package is not built")
 
-TRAIN = Path(__file__).parents[2] / "examples" / "gpt" / "train.py"
+TRAIN = ROOT / "examples" / "gpt" / "train.py"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -79,7 +79,7 @@ def test_every_exported_name_exists_and_is_documented():
 
 
 def test_version_of_the_library_and_of_the_wheel_are_one():
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{fa3.__version__}"' in project
 
 

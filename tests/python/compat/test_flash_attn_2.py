@@ -5,16 +5,16 @@ pages beside gradients, and tools/flash_attn_tests.py, which runs those tests.""
 import subprocess
 import sys
 import weakref
-from pathlib import Path
 
 import pytest
+from builds import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
 from fa3.compat import flash_attn as fa2  # noqa: E402
 
-TOOL = Path(__file__).parents[2] / "tools" / "flash_attn_tests.py"
+TOOL = ROOT / "tools" / "flash_attn_tests.py"
 
 
 def tensors(device, *shapes):

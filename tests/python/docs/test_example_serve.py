@@ -5,14 +5,14 @@ import argparse
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from builds import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fa3", reason="the Python package is not built")
 
-SERVE = Path(__file__).parents[2] / "examples" / "serve" / "serve.py"
+SERVE = ROOT / "examples" / "serve" / "serve.py"
 sys.path.insert(0, str(SERVE.parent))
 import serve  # noqa: E402
 

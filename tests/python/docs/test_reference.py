@@ -7,11 +7,9 @@ docs/reference lists them; `make docs` fails where a listed name has no comment.
 import ast
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from builds import ROOT
 
 
 def source(name):
