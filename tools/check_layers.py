@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds the layer rule: includes point only downward (CONTRIBUTING.md has the picture).
 
-For every file under src/ and include/, and of the tests' model of an SM, this reads the quoted and
-<fa3/...> includes and fails on one that its layer may not see.
+For every file under src/ and include/, and of what tests share, this reads the quoted and <fa3/...>
+includes and fails on one that its layer may not see.
 Run: python3 tools/check_layers.py [ROOT]
 """
 
@@ -94,6 +94,18 @@ MACHINE_ROOMS = {
     "tests/": "tests/",
 }
 
+# What the tests of every engine share: cases, runs of them, and what is right.
+SUPPORT = "tests/cpp/support/"
+SUPPORT_HEADERS = ("deadline.h", "engines.h", "failure.h", "limits.h", "random.h")
+SUPPORT_ROOMS = {
+    "": "",
+    "memory/": "memory/",
+    "cases/": "cases/",
+    "runs/": "runs/ cases/ memory/",
+    "oracle/": "oracle/ runs/ cases/",
+    "edges/": "edges/ memory/",
+}
+
 
 def rooms_of(engine: str, rooms: dict[str, str], *below: str) -> dict[str, list[str]]:
     return {
@@ -101,6 +113,14 @@ def rooms_of(engine: str, rooms: dict[str, str], *below: str) -> dict[str, list[
             *("fa3/", "core/", *below),
             *(f"engine/{engine}/{seen}" for seen in (room or "engine.h", *seen_rooms.split())),
         ]
+        for room, seen_rooms in rooms.items()
+    }
+
+
+def shared_by_tests(folder: str, named: str, headers, rooms: dict[str, str], *below: str):
+    """All rooms see the headers; includes name them behind `named`."""
+    return {
+        f"{folder}{room}": [*below, *(f"{named}{seen}" for seen in (*headers, *seen_rooms.split()))]
         for room, seen_rooms in rooms.items()
     }
 
@@ -141,10 +161,11 @@ ALLOWED = {
         *("engine/cuda/host/device.h", "engine/ampere/engine.h", "engine/hopper/engine.h"),
         "cli/",
     ],
-    **{
-        f"{MACHINE}{room}": [*MACHINE_HEADERS, "core/", "engine/", *seen.split()]
-        for room, seen in MACHINE_ROOMS.items()
-    },
+    **shared_by_tests(MACHINE, "", MACHINE_HEADERS, MACHINE_ROOMS, "core/", "engine/"),
+    **shared_by_tests(
+        *(SUPPORT, "support/", SUPPORT_HEADERS, SUPPORT_ROOMS),
+        *("fa3/", "core/", "cli/call/error_rule.h"),
+    ),
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(fa3/[^>]+)>)', re.MULTILINE)
@@ -161,7 +182,7 @@ def violations(root: Path) -> list[str]:
     """One sentence per include that points upward or sideways."""
     found = []
     for path in sorted(
-        path for top in ("src", "include", MACHINE) for path in root.glob(f"{top}/**/*")
+        path for top in ("src", "include", MACHINE, SUPPORT) for path in root.glob(f"{top}/**/*")
     ):
         if path.suffix not in SUFFIXES:
             continue
