@@ -29,8 +29,8 @@ constexpr double kWorthSplitting = 0.9;
 // ranges take, if tiles may as well be alike.
 constexpr double kMeanRange = 0.75;
 constexpr int64_t kFewTilesEach = 4;
-// Of each causal tile, where these are few, and what its splits take for their keys: those of short
-// tiles are hardly more than a beginning and an end.
+// Splits of a causal tile, where tiles are few, and what all splits take for their keys: those of
+// short tiles are hardly more than a beginning and an end.
 constexpr int64_t kCausalSplits = 4;
 constexpr double kCausalSplitTime = 1.6;
 // The largest rows x splits that one CTA combines in the kernel; more if rows are few.
