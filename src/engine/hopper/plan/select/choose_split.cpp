@@ -29,6 +29,10 @@ constexpr double kWorthSplitting = 0.9;
 // ranges take, if tiles may as well be alike.
 constexpr double kMeanRange = 0.75;
 constexpr int64_t kFewTilesEach = 4;
+// Splits of a causal tile, where tiles are few, and what all splits take for their keys: those of
+// short tiles are hardly more than a beginning and an end.
+constexpr int64_t kCausalSplits = 4;
+constexpr double kCausalSplitTime = 1.6;
 // The largest rows x splits that one CTA combines in the kernel; more if rows are few.
 constexpr int64_t kMostRowsToCombine = 200, kFewRowsToCombine = 16, kMostFewRowsToCombine = 280;
 // Fewer keys are never split.
@@ -78,10 +82,18 @@ struct SplitCase {
   double tile_time() const {
     return visible_keys * (kKeyTime + kColumnTime * (c.head_dim + c.head_dim_v));
   }
-  double combine_time() const {
+  double combine_time(int64_t partials) const {
     const int64_t rows = std::min<int64_t>(c.block_m, pack.rows(call.seqlen_q));
-    const double partial_bytes = double(most_ctas * rows * call.o.columns) * 2 * sizeof(float);
+    const double partial_bytes = double(partials * rows * call.o.columns) * 2 * sizeof(float);
     return kCombineTime + partial_bytes * kPartialByteTime;
+  }
+  double combine_time() const { return combine_time(most_ctas); }
+  // Where queries see half of the keys or less, tiles are unequal.
+  bool tiles_are_alike() const {
+    return call.mask.hides_nothing() || call.seqlen_k >= int64_t{2} * call.seqlen_q;
+  }
+  bool is_causal() const {
+    return call.mask.right == 0 && hides_right_only(call.mask) && call.seqlen_k >= call.seqlen_q;
   }
 };
 
@@ -125,6 +137,17 @@ int choose_groups_log2(const SplitCase& s) {
   const double spared = keys_time / double(busy) - keys_time / double(s.most_ctas);
   const bool together = all_busy >= std::countr_zero(uint64_t(sharing));
   return together && spared > s.combine_time() ? all_busy : most;
+}
+
+// Causal tiles that all have an SM at once take as long as the longest one, which sees all keys;
+// in splits they take as long as its part, or as all of them over the SMs.
+bool causal_split_pays(const SplitCase& s) {
+  if (s.tiles_are_alike() || !s.is_causal() || s.call.varlen || s.tiles > s.most_ctas) return false;
+  const double whole = s.tile_time();
+  const double seen = 1 - 0.5 * double(s.call.seqlen_q) / double(s.call.seqlen_k);
+  const double all = kCausalSplitTime * seen * double(s.tiles) * whole / double(s.most_ctas);
+  const double splits = std::max(all, whole / double(kCausalSplits));
+  return splits + s.combine_time(s.tiles * kCausalSplits) < kWorthSplitting * whole;
 }
 
 // Where only the device knows the lengths, ranges are equal and tiles need not be: an SM may still
@@ -174,9 +197,7 @@ Tiling split_by_stream_k(const ForwardConfig& c, const ForwardCall& call, PackGq
   const int64_t blocks = ceil_div(s.visible_keys, c.block_n);
   const int64_t most = capped_product(num_tiles(c, call, pack), blocks);
   if (most >= SplitKvSchedule::kMostConcatenated) return {};
-  // Where queries see half of the keys or less, ranges would be unequal.
-  const bool alike = call.mask.hides_nothing() || call.seqlen_k >= int64_t{2} * call.seqlen_q;
-  if (!alike || s.tiles == 0 || !(split_pays(s) || split_evens_out(s))) return {};
+  if (!s.tiles_are_alike() || s.tiles == 0 || !(split_pays(s) || split_evens_out(s))) return {};
   const int log2 = choose_groups_log2(s);
   const int64_t tiles_of_group = s.tiles >> log2;
   const int cluster_log2 = choose_cluster_log2(c, s.tiles, num_sms);
@@ -237,8 +258,11 @@ Tiling whole_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack
 Tiling choose_split(const ForwardConfig& c, const ForwardCall& call, int num_splits, int num_sms) {
   if (num_splits == 1) return {};
   const PackGqa pack = choose_split_pack(c, call, num_sms);
-  return num_splits > 1 ? choose_fixed_split(c, call, pack, num_splits)
-                        : split_by_stream_k(c, call, pack, num_sms);
+  if (num_splits > 1) return choose_fixed_split(c, call, pack, num_splits);
+  if (causal_split_pays(split_case(c, call, pack, num_sms))) {
+    return choose_fixed_split(c, call, pack, kCausalSplits);
+  }
+  return split_by_stream_k(c, call, pack, num_sms);
 }
 
 Tiling choose_tiling(const ForwardConfig& c, const ForwardCall& call, int num_splits, int num_sms) {

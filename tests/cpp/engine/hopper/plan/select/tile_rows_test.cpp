@@ -52,11 +52,11 @@ TEST(Rows, of_few_causal_tiles_are_shorter) {
     p.mask.right = 0;
     return rows_of_whole_tiles(p);
   };
-  for (const int64_t heads : {1, 4, 8}) {
+  for (const int64_t heads : {4, 8}) {
     EXPECT_EQ(block_m(1, heads, heads, 4096), 128) << heads;
     EXPECT_EQ(block_m(1, heads, 1, 4096), 128) << heads;
   }
-  EXPECT_EQ(block_m(1, 1, 1, 16384), 128);
+  EXPECT_EQ(block_m(1, 2, 2, 8192), 128);
   EXPECT_EQ(block_m(1, 16, 16, 4096), 192);  // 352 tiles, half as long on average
   EXPECT_EQ(block_m(8, 16, 16, 2048), 192);
   EXPECT_EQ(block_m(1, 4, 4, 16384), 192);
