@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds the layer rule: includes point only downward (CONTRIBUTING.md has the picture).
 
-For every file under src/ and include/ this reads the quoted and <fa3/...> includes and fails on
-one that its layer may not see. Run: python3 tools/check_layers.py [ROOT]
+For every file under src/ and include/, and of what tests share, this reads the quoted and <fa3/...>
+includes and fails on one that its layer may not see.
+Run: python3 tools/check_layers.py [ROOT]
 """
 
 import re
@@ -76,6 +77,35 @@ AMPERE_ROOMS = {
     "launch/": "plan/ instances/ tables/ backward/ forward_params.h backward_params.h config/",
 }
 
+# The model of an SM that the kernels' sources run on in tests (docs/protocol-model.md): what all of
+# it may include, and what each room may beside. "engine/" is the library's, or doubles of it.
+MACHINE = "tests/cpp/engine/hopper/machine/"
+MACHINE_HEADERS = (
+    *("clock.h", "cuda_words.h", "failure.h", "fault.h", "instructions.h", "lanes.h"),
+    *("machine.h", "many_orders.h"),
+)
+MACHINE_ROOMS = {
+    "": "",
+    "sm/": "sm/",
+    "launch/": "launch/",
+    "forward/": "forward/ launch/",
+    "backward/": "backward/ launch/",
+    "decode/": "decode/ launch/",
+    "tests/": "tests/",
+}
+
+# What the tests of every engine share: cases, runs of them, and what is right.
+SUPPORT = "tests/cpp/support/"
+SUPPORT_HEADERS = ("deadline.h", "engines.h", "failure.h", "limits.h", "random.h")
+SUPPORT_ROOMS = {
+    "": "",
+    "memory/": "memory/",
+    "cases/": "cases/",
+    "runs/": "runs/ cases/ memory/",
+    "oracle/": "oracle/ runs/ cases/",
+    "edges/": "edges/ memory/",
+}
+
 
 def rooms_of(engine: str, rooms: dict[str, str], *below: str) -> dict[str, list[str]]:
     return {
@@ -83,6 +113,14 @@ def rooms_of(engine: str, rooms: dict[str, str], *below: str) -> dict[str, list[
             *("fa3/", "core/", *below),
             *(f"engine/{engine}/{seen}" for seen in (room or "engine.h", *seen_rooms.split())),
         ]
+        for room, seen_rooms in rooms.items()
+    }
+
+
+def shared_by_tests(folder: str, named: str, headers, rooms: dict[str, str], *below: str):
+    """All rooms see the headers; includes name them behind `named`."""
+    return {
+        f"{folder}{room}": [*below, *(f"{named}{seen}" for seen in (*headers, *seen_rooms.split()))]
         for room, seen_rooms in rooms.items()
     }
 
@@ -123,6 +161,11 @@ ALLOWED = {
         *("engine/cuda/host/device.h", "engine/ampere/engine.h", "engine/hopper/engine.h"),
         "cli/",
     ],
+    **shared_by_tests(MACHINE, "", MACHINE_HEADERS, MACHINE_ROOMS, "core/", "engine/"),
+    **shared_by_tests(
+        *(SUPPORT, "support/", SUPPORT_HEADERS, SUPPORT_ROOMS),
+        *("fa3/", "core/", "cli/call/error_rule.h"),
+    ),
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(fa3/[^>]+)>)', re.MULTILINE)
@@ -138,7 +181,9 @@ def layer_of(path: str) -> str | None:
 def violations(root: Path) -> list[str]:
     """One sentence per include that points upward or sideways."""
     found = []
-    for path in sorted((*root.glob("src/**/*"), *root.glob("include/**/*"))):
+    for path in sorted(
+        path for top in ("src", "include", MACHINE, SUPPORT) for path in root.glob(f"{top}/**/*")
+    ):
         if path.suffix not in SUFFIXES:
             continue
         relative = path.relative_to(root).as_posix()

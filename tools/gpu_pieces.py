@@ -36,10 +36,10 @@ PYTHON_PROCESSES = 12
 SCORE_PROCESSES = 4
 # Score functions, which both engines compile.
 SCORE_TESTS = (
-    "test_bias.py",
-    "test_flex_caches.py",
-    "test_flex_lists.py",
-    "test_flex_gradients.py",
+    "flex/test_bias.py",
+    "flex/test_flex_caches.py",
+    "flex/test_flex_lists.py",
+    "flex/test_flex_gradients.py",
 )
 
 
@@ -202,9 +202,10 @@ def python_tests() -> list:
         ]
 
     scores = [folder / name for name in SCORE_TESTS]
+    gradients = folder / "flex" / "test_flex_gradients.py"
     return [
         *dealt(PYTHON_PROCESSES, (), folder),
         *dealt(SCORE_PROCESSES, ("FA3_ENGINE=ampere",), *scores),
         # As on cards of 99 KB, whose kernels with slopes have tiles of their own.
-        *dealt(2, ("FA3_ENGINE=ampere", "FA3_SMALL_SMEM=1"), folder / "test_flex_gradients.py"),
+        *dealt(2, ("FA3_ENGINE=ampere", "FA3_SMALL_SMEM=1"), gradients),
     ]

@@ -14,10 +14,10 @@
 
 #include "cuda/forward_oracle.h"
 #include "cuda/forward_subjects.h"
-#include "support/compare.h"
-#include "support/fp8.h"
-#include "support/kernel_cases.h"
-#include "support/run.h"
+#include "support/cases/fp8.h"
+#include "support/cases/kernel_cases.h"
+#include "support/oracle/compare.h"
+#include "support/runs/run.h"
 
 namespace fa3::test {
 namespace {
@@ -219,7 +219,7 @@ void print_usage() {
       "  --list     the rows of all kernel tables: number, table, head dims of Q and of V; no GPU\n"
       "  --rows     of these, half-open; default: all\n"
       "  --element  only kernels of this type of Q (e4m3: of O)\n"
-      "  --only     only cases whose name contains it (tests/cpp/support/kernel_cases.cpp)\n"
+      "  --only     only cases whose name contains it (tests/cpp/support/cases/kernel_cases.cpp)\n"
       "  --repeats  how often to launch each case again and compare bits; default 1\n"
       "  --digests  a file of digests of right results: what it holds must be met bit for bit, "
       "what\n"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a forward is held to, computed on the current GPU (support/forward_oracle.h).
+// What a forward is held to, computed on the current GPU (support/oracle/forward_oracle.h).
 #pragma once
 
-#include "support/forward_oracle.h"
+#include "support/oracle/forward_oracle.h"
 
 namespace fa3::test {
 

@@ -20,7 +20,7 @@
 #include "engine/hopper/tables/dropout_table.h"
 #include "engine/hopper/tables/e4m3_table.h"
 #include "engine/hopper/tables/stream_k_table.h"
-#include "support/run.h"
+#include "support/runs/run.h"
 
 namespace fa3::test {
 namespace {

@@ -13,9 +13,9 @@
 
 #include "api/describe/describe.h"
 #include "engine/hopper/config/forward_config.h"
-#include "support/cache.h"
-#include "support/inputs.h"
-#include "support/placement.h"
+#include "support/cases/cache.h"
+#include "support/cases/inputs.h"
+#include "support/runs/placement.h"
 
 namespace fa3::test {
 

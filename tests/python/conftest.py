@@ -5,6 +5,9 @@ A test that takes `device` runs on the CPU and, where torch has one, on a GPU. W
 does not do yet raises fa3.Unsupported with one of the sentences below: such a test is skipped
 with that sentence, and lights up by itself when the engine learns it. Any other sentence is a
 failure, a capability lost; so is the error itself on the CPU.
+
+Tests in all folders import the modules beside this file, whose folder pytest puts on the path. So
+no folder here may have the name of a package that tests look for: `import torch` would find it.
 """
 
 import os

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "api/calls.h"
-#include "support/cache.h"
+#include "support/cases/cache.h"
 
 namespace fa3::test::cache_bad_input {
 namespace {

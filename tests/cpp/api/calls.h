@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "support/case.h"
-#include "support/inputs.h"
-#include "support/run.h"
-#include "support/tensor.h"
+#include "support/cases/case.h"
+#include "support/cases/inputs.h"
+#include "support/cases/tensor.h"
+#include "support/runs/run.h"
 
 namespace fa3::test {
 

@@ -13,11 +13,11 @@
 #include <string>
 #include <tuple>
 
-#include "support/case.h"
+#include "support/cases/case.h"
+#include "support/cases/tensor.h"
 #include "support/engines.h"
-#include "support/placement.h"
 #include "support/random.h"
-#include "support/tensor.h"
+#include "support/runs/placement.h"
 
 namespace fa3::test {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "engine/fixture.h"
-#include "support/cache.h"
-#include "support/textbook.h"
+#include "support/cases/cache.h"
+#include "support/oracle/textbook.h"
 
 namespace fa3::test {
 namespace {

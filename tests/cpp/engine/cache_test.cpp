@@ -7,10 +7,10 @@
 #include <algorithm>
 
 #include "engine/fixture.h"
-#include "support/cache.h"
-#include "support/fp8.h"
-#include "support/sample.h"
-#include "support/textbook.h"
+#include "support/cases/cache.h"
+#include "support/cases/fp8.h"
+#include "support/oracle/textbook.h"
+#include "support/runs/sample.h"
 
 namespace fa3::test {
 namespace {

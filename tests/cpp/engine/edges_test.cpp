@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The edges of the interface (support/edge_call.h): every combination of empty extents, and random
-// calls over memory that ends with the tensors. A seed names a failing call: FA3_TEST_SEED begins
-// there, FA3_TEST_SECONDS goes on for so long.
+// The edges of the interface (support/edges/edge_call.h): every combination of empty extents, and
+// random calls over memory that ends with the tensors. A seed names a failing call: FA3_TEST_SEED
+// begins there, FA3_TEST_SECONDS goes on for so long.
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdlib>
 
 #include "engine/fixture.h"
-#include "support/edge_run.h"
+#include "support/edges/edge_run.h"
 
 namespace fa3::test {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "core/dtype.h"
 #include "engine/fixture.h"
-#include "support/sparse_memory.h"
+#include "support/memory/sparse_memory.h"
 
 namespace fa3::test {
 namespace {

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "support/ability.h"
-#include "support/compare.h"
 #include "support/engines.h"
-#include "support/run.h"
+#include "support/oracle/compare.h"
+#include "support/runs/ability.h"
+#include "support/runs/run.h"
 
 namespace fa3::test {
 

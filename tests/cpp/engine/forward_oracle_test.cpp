@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "support/forward_oracle.h"
-#include "support/kernel_cases.h"
+#include "support/cases/kernel_cases.h"
+#include "support/oracle/forward_oracle.h"
 
 namespace fa3::test {
 namespace {

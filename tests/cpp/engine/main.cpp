@@ -12,8 +12,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "support/ability.h"
 #include "support/engines.h"
+#include "support/runs/ability.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 
 #include "engine/fixture.h"
 #include "support/random.h"
-#include "support/sample.h"
+#include "support/runs/sample.h"
 
 namespace fa3::test {
 namespace {

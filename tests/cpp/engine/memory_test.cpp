@@ -9,7 +9,7 @@
 #include "cli/call/error_rule.h"
 #include "engine/fixture.h"
 #include "support/limits.h"
-#include "support/sample.h"
+#include "support/runs/sample.h"
 
 namespace fa3::test {
 namespace {

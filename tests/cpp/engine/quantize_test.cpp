@@ -12,15 +12,15 @@
 
 #include "core/dtype.h"
 #include "engine/fixture.h"
-#include "support/ability.h"
-#include "support/compare.h"
+#include "support/cases/fp8.h"
+#include "support/cases/inputs.h"
 #include "support/engines.h"
-#include "support/fp8.h"
-#include "support/inputs.h"
 #include "support/limits.h"
-#include "support/placement.h"
-#include "support/run.h"
-#include "support/sample.h"
+#include "support/oracle/compare.h"
+#include "support/runs/ability.h"
+#include "support/runs/placement.h"
+#include "support/runs/run.h"
+#include "support/runs/sample.h"
 
 namespace fa3::test {
 namespace {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "engine/fixture.h"
-#include "support/sample.h"
+#include "support/runs/sample.h"
 
 namespace fa3::test {
 namespace {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/fixture.h"
-#include "support/kernel_cases.h"
+#include "support/cases/kernel_cases.h"
 
 namespace fa3::test {
 namespace {

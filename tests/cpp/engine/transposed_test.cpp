@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "engine/fixture.h"
-#include "support/fp8.h"
-#include "support/placement.h"
+#include "support/cases/fp8.h"
+#include "support/runs/placement.h"
 
 namespace fa3::test {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "engine/fixture.h"
-#include "support/cache.h"
+#include "support/cases/cache.h"
 
 namespace fa3::test {
 namespace {

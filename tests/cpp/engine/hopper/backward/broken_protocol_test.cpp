@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "backward_run.h"
+#include "backward/backward_run.h"
 #include "engine/hopper/tables/dense_backward_table.h"
 #include "many_orders.h"
 

@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <span>
 
-#include "backward_run.h"
+#include "backward/backward_run.h"
 #include "engine/hopper/tables/dense_backward_table.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
+#include "launch/table_rows.h"
 #include "many_orders.h"
-#include "table_rows.h"
 
 namespace fa3::hopper {
 namespace {

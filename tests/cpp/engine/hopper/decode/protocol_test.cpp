@@ -5,10 +5,10 @@
 // to each other, splits that the last CTA combines. Broken protocols must be found out.
 #include <span>
 
-#include "decode_run.h"
+#include "decode/decode_run.h"
 #include "engine/hopper/tables/decode_table.h"
+#include "launch/table_rows.h"
 #include "many_orders.h"
-#include "table_rows.h"
 
 namespace fa3::hopper {
 namespace {

@@ -10,7 +10,7 @@
 #include "engine/hopper/tables/cache_table.h"
 #include "engine/hopper/tables/e4m3_table.h"
 #include "engine/hopper/tables/stream_k_table.h"
-#include "forward_run.h"
+#include "forward/forward_run.h"
 #include "protocol_paces.h"
 #include "protocol_shapes.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // O of e4m3 operands by the kernels' own sum in two levels, compiled with numbers, over what tensor
-// cores make of a part (support/e4m3_sum.h).
+// cores make of a part (support/oracle/e4m3_sum.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include "engine/cuda/softmax/score_e4m3.cuh"
 #include "engine/hopper/forward/consumer/promoted_sum.cuh"
 #include "engine/hopper/tables/e4m3_table.h"
-#include "support/e4m3_sum.h"
+#include "support/oracle/e4m3_sum.h"
 
 namespace fa3::hopper {
 namespace {

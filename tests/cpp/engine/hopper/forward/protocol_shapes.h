@@ -4,7 +4,7 @@
 // way of its own through the barriers. Next: protocol_test.cpp.
 #pragma once
 
-#include "shape.h"
+#include "launch/shape.h"
 
 namespace fa3::hopper {
 

@@ -11,11 +11,11 @@
 #include "engine/hopper/tables/e4m3_table.h"
 #include "engine/hopper/tables/mask_table.h"
 #include "engine/hopper/tables/stream_k_table.h"
-#include "forward_run.h"
+#include "forward/forward_run.h"
+#include "launch/table_rows.h"
 #include "many_orders.h"
 #include "protocol_paces.h"
 #include "protocol_shapes.h"
-#include "table_rows.h"
 
 namespace fa3::hopper {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tensor cores cut off e4m3 scores (support/e4m3_sum.h), beside what the rule allows.
+// What tensor cores cut off e4m3 scores (support/oracle/e4m3_sum.h), beside what the rule allows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cli/call/error_rule.h"
-#include "support/e4m3_sum.h"
+#include "support/oracle/e4m3_sum.h"
 
 namespace fa3::test {
 namespace {

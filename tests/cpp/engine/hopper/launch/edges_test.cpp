@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls at the edges (support/edge_call.h) on a machine without a GPU: questions are answered for
-// the call, no grid is empty, and no tensor map ends outside of its tensor.
+// Calls at the edges (support/edges/edge_call.h) on a machine without a GPU: questions are answered
+// for the call, no grid is empty, and no tensor map ends outside of its tensor.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -9,7 +9,7 @@
 
 #include "counting_runtime.h"
 #include "support/deadline.h"
-#include "support/edge_run.h"
+#include "support/edges/edge_run.h"
 
 namespace fa3::test {
 namespace {

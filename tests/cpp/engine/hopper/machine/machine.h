@@ -13,7 +13,8 @@
 //   - lanes of a warp meet in different instructions, CTAs of a cluster do not wait for each other,
 //   - nobody can go on, also for want of registers.
 // What was multiplied and what left the block is logged, for the test to compare with what should
-// have been. What it cannot see: docs/protocol-model.md. Next: scheduler.h, clock.h, memory.h.
+// have been. What it cannot see: docs/protocol-model.md. Next: clock.h, sm/scheduler.h,
+// sm/memory.h.
 #pragma once
 
 #include <cuda.h>
@@ -42,7 +43,7 @@ struct Pace {
 };
 
 // A part of shared memory that threads store to or load from, or that is smaller than a split of
-// memory.h. Of a warp only lane 0 is seen, so its stores and loads count for the whole buffer.
+// sm/memory.h. Of a warp only lane 0 is seen, so its stores and loads count for the whole buffer.
 struct Buffer {
   const char* name;
   uint32_t address;
