@@ -3,7 +3,7 @@
 // The part of XLA's FFI that fa3 uses (openxla/xla, xla/ffi/api/c_api.h), declared here so that the
 // module builds without JAX. A C ABI with a version: a handler says which one it was written for,
 // XLA refuses one that it does not know, and every struct begins with its size.
-// tests/python/test_jax_abi.py holds these declarations to the header that jaxlib brings.
+// tests/python/arrays/test_jax_abi.py holds these declarations to the header that jaxlib brings.
 #pragma once
 
 #include <cstddef>
