@@ -100,12 +100,21 @@ def forward_e4m3(d: int, block_m: int, block_n: int, variant: int, transposes: i
     return Expected(ss, rs, fences_and_waits, sites * block_n // 2, more, spilled)
 
 
+def forward_serial(d: int, dv: int, block_n: int) -> Expected:
+    """Steps without overlap: each product in one place with a fence and a wait, and one softmax.
+
+    While a block is done again, O waits in local memory, two numbers an access.
+    """
+    return Expected(d // 16, block_n // 16, 4, block_n // 2, 10, dv // 4)
+
+
 def forward(
     e4m3: int,
     d: int,
     dv: int,
     block_m: int,
     block_n: int,
+    overlaps: int,
     narrow: int,
     guarded: int,
     dropout: int,
@@ -123,6 +132,8 @@ def forward(
     """
     if e4m3:
         return forward_e4m3(d, block_m, block_n, variant, transposes)
+    if not overlaps:
+        return forward_serial(d, dv, block_n)
     sites = 2 + 2 * guarded + (2 + guarded if variant == CAPPED else 0)
     early = guarded and dv <= 64 and not dropout
     known = CACHE_SPILLED.get((d, block_m), 0) if narrow else SPILLED.get((d, block_m, block_n), 0)
@@ -151,6 +162,7 @@ def decode(
     dv: int,
     block_m: int,
     block_n: int,
+    overlaps: int,
     narrow: int,
     guarded: int,
     dropout: int,
@@ -240,6 +252,8 @@ JOINED = 2 * 2
 # Or not; the variant; dropout; whether CTAs are pairs to 128 columns, and persistent.
 HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)ELb\dELb\dELb(\d)ELb(\d)E"
 E4M3 = rb"ELb(\d)"  # of the forward
+# Whether steps overlap, after two kinds of stages.
+OVERLAPS = rb"ELi\d+ELi\d+ELb(\d)"
 # Quantized caches' slots; whether steps are guarded; dropout; (block mask;) the variant; whether
 # values are transposed.
 NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELb(\d)ELb\dELNS0_7VariantE(\d)ELb(\d)"
@@ -257,12 +271,16 @@ KERNELS = (
     ),
     (
         "forward",
-        re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + NARROW),
+        re.compile(
+            rb"forward_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + OVERLAPS + NARROW
+        ),
         forward,
     ),
     (
         "decode",
-        re.compile(rb"decode_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + NARROW),
+        re.compile(
+            rb"decode_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + OVERLAPS + NARROW
+        ),
         decode,
     ),
     (

@@ -18,6 +18,11 @@ struct alignas(16) ListedBlock {
   int order;             // how many blocks of the map's row come before this one
 };
 
+// The key of a sequence that has place `at` among those of a list's blocks, one behind the other.
+FA3_HD constexpr int listed_key(const ListedBlock* blocks, int at) {
+  return blocks[at / kMaskBlock].block * kMaskBlock + at % kMaskBlock;
+}
+
 // A row's list has its full blocks first. It is never empty: a row that sees nothing has a block
 // whose bits are all 0. A column's is in order.
 struct ListLength {

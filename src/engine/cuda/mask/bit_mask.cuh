@@ -12,18 +12,29 @@ namespace fa3::cuda {
 
 inline constexpr int kMaskBits = kMaskBlockWords * int(sizeof(uint32_t));  // bytes
 
+// Where a block has a query's bits from a key on, in bytes.
+FA3_HD constexpr uint32_t offset_of_bits(int query, int key) {
+  return uint32_t(query * kMaskRowWords * int(sizeof(uint32_t)) + key / 8);
+}
+
 // The words of a thread's two rows, of as many keys as a tile of scores has.
 template <int Words>
 struct RowBitsOf {
   uint32_t words[kRowsPerThread][Words];
 
-  // `smem`: of the block; first_row: of the 64 that `thread` of a warpgroup holds rows of.
-  __device__ __forceinline__ void load(uint32_t smem, int first_row, int thread) {
-    static_assert(Words == kMaskRowWords);
-    const uint32_t row = smem + (first_row + fragment_row(thread)) * kMaskRowWords * 4;
+  // `smem`: of the block; first_key: the tile's first, of the block's; first_row: of the 64 that
+  // `thread` of a warpgroup holds rows of.
+  __device__ __forceinline__ void load(uint32_t smem, int first_row, int first_key, int thread) {
+    static_assert(Words == 2 || Words == kMaskRowWords);
+    const uint32_t row = smem + offset_of_bits(first_row + fragment_row(thread), first_key);
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      ld_shared_b32x4(row + r * kRowDistance * kMaskRowWords * 4, words[r]);
+      const uint32_t at = row + offset_of_bits(r * kRowDistance, 0);
+      if constexpr (Words == 2) {
+        ld_shared_b32x2(at, words[r]);
+      } else {
+        ld_shared_b32x4(at, words[r]);
+      }
     }
   }
 
@@ -45,8 +56,6 @@ struct RowBitsOf {
     }
   }
 };
-
-using RowBits = RowBitsOf<kMaskRowWords>;  // of all keys of a block
 
 // A tile whose rows are keys and whose columns are queries, the first of them that of `bits`, in
 // global memory: scores of hidden pairs become -inf. first_key: of the block's, the first of the 64

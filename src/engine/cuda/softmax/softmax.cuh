@@ -143,6 +143,12 @@ __device__ __forceinline__ void row_max(const float (&scores)[Count], const Scor
   }
 }
 
+// What P is computed against. A row that has seen no key: 2^(-inf - 0) = 0, where -inf - -inf would
+// be NaN.
+__device__ __forceinline__ float finite_reference(float ref) {
+  return ref == -kInfinity ? 0.0f : ref;
+}
+
 // Moves `ref` to a larger maximum. Returns what P against the old reference is multiplied by;
 // `finite_ref` is what new P is computed against.
 template <class Score>
@@ -150,8 +156,7 @@ __device__ __forceinline__ float move_reference(float& ref, float max, const Sco
                                                 float& finite_ref) {
   const float old_ref = ref;
   ref = fmaxf(old_ref, score.reference(max));
-  // A row that has seen no key: 2^(-inf - 0) = 0, where -inf - -inf would be NaN.
-  finite_ref = ref == -kInfinity ? 0.0f : ref;
+  finite_ref = finite_reference(ref);
   return ex2(old_ref - finite_ref);
 }
 

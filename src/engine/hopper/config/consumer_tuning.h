@@ -94,7 +94,9 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
       .headroom_log2 = c.has_headroom() ? 24 : 0,
       .reads_edge_again = c.general() || c.e4m3,
       .short_tile_change = c.consumers() <= 2,
-      .early_p = c.head_dim_v <= 64 && !c.e4m3 && c.guarded && !c.dropout ? c.block_n / 8 * 3 : 0,
+      .early_p = c.overlaps && c.head_dim_v <= 64 && !c.e4m3 && c.guarded && !c.dropout
+                     ? c.block_n / 8 * 3
+                     : 0,
       .stores_any_rows =
           c.general() && !c.dequantizes() && !c.block_mask && c.head_dim != 96 && has_registers,
       .recomputes_pages = c.may_use_cp_async() && !c.capped() && has_registers,

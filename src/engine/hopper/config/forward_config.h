@@ -33,6 +33,7 @@ struct ForwardConfig {
   int block_n = 128;      // keys a tile
   int q_stages = 1;       // 2: the next tile's Q is loaded while this tile's is in use
   int kv_stages = 5;      // K and V tiles take turns in one pipeline
+  bool overlaps = true;   // a step's softmax runs under P V of the block before
   bool ping_pong = true;  // warpgroups take turns to issue their products
   int ctas_per_sm = 1;
   int quantized_stages = 0;  // for K and V of a quantized cache: e4m3 arrives in a pipeline of its

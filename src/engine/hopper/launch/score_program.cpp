@@ -13,7 +13,7 @@
 namespace fa3::hopper {
 namespace {
 
-// What rows of kScoreTable, kMaskTable and kDecodeTable differ in.
+// What rows of score_table.h and kDecodeTable differ in.
 std::array<cuda::ConfigField, 14> fields_of(const ForwardConfig& c) {
   return {{{"element", "Element", int(c.element)},
            {"head_dim", "int", c.head_dim},

@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kTailWavesPerMBlock = 16;
 constexpr int64_t kMinTailWaves = 2;
 constexpr int64_t kMaxTailWaves = 8;
+// Lists of a map differ in length more than the rows of a causal mask do.
+constexpr int64_t kMinTailWavesOfLists = 4;
 
 int64_t num_m_blocks(const ForwardConfig& c, const ForwardCall& call, PackGqa pack) {
   return ceil_div(pack.rows(int64_t{call.seqlen_q}), c.block_m);
@@ -28,7 +30,8 @@ bool combine_by_tile(const ForwardConfig& c, const ForwardCall& call, const Tili
 int64_t tail_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
   if (call.mask.hides_nothing() && !call.block_mask.on) return 0;
   const int64_t waves = num_m_blocks(c, call, pack) / kTailWavesPerMBlock;
-  return std::clamp(waves, kMinTailWaves, kMaxTailWaves) * num_sms;
+  if (!c.block_mask) return std::clamp(waves, kMinTailWaves, kMaxTailWaves) * num_sms;
+  return std::clamp(waves, kMinTailWavesOfLists, kMaxTailWaves) * num_sms * c.ctas_per_sm;
 }
 
 }  // namespace

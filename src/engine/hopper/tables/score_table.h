@@ -55,4 +55,23 @@ inline constexpr std::array kTileScoreTable{
         .why = "longer tiles of queries read keys and values less often"},
 };
 
+// Kernels that walk the lists of a block mask: a tile is a row of blocks of it, a step a block.
+inline constexpr std::array kListedScoreTable{
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .q_stages = 2,
+                              .kv_stages = 8,
+                              .block_mask = true},
+                   .why = "two warpgroups have registers for the score function"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .kv_stages = 5,
+                              .block_mask = true},
+                   .why = "two warpgroups have registers for the score function"},
+};
+
 }  // namespace fa3::hopper

@@ -85,16 +85,19 @@ __device__ __forceinline__ void release_spent_q(const ConsumerState<C>& c) {
   if (c.tile.is_last_block()) c.stages.release_q();
 }
 
-// Its V is still to come. If no block of the tile was this warpgroup's, its Q and its work tile
-// are released unused.
+// No block of the tile was this warpgroup's: its Q and its work tile are released unused.
+template <ForwardConfig C>
+__device__ __forceinline__ void pass_tile(const ConsumerState<C>& c) {
+  c.stages.wait_for_q();
+  c.stages.release_q();
+  c.stages.release_work_tile(c.stages.work_tile());
+}
+
+// Its V is still to come.
 template <ForwardConfig C>
 __device__ __forceinline__ void end_passed_block(ConsumerState<C>& c) {
   c.stages.expect_v();
-  if (c.tile.is_last_block()) {
-    c.stages.wait_for_q();
-    c.stages.release_q();
-    c.stages.release_work_tile(c.stages.work_tile());
-  }
+  if (c.tile.is_last_block()) pass_tile(c);
 }
 
 // Another warpgroup's block.

@@ -31,7 +31,7 @@ __device__ __forceinline__ ScorePlace place_of_scores(const ForwardParams& param
   place.sequence = work.place.sequence_or(work.keys.batch);
   int listed_key = work.first_key + first_key;
   if constexpr (requires { work.place.blocks; }) {  // of a block mask: blocks are numbers in a list
-    listed_key = work.place.blocks[first_key / kMaskBlock].block * kMaskBlock;
+    listed_key = cuda::listed_key(work.place.blocks, first_key);
   }
   place.key = listed_key + fragment_lane_column(lane);
 #pragma unroll

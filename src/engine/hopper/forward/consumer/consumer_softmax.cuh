@@ -31,7 +31,7 @@ __device__ __forceinline__ void read_mask_bits(const ConsumerState<C>& c, Thread
   if constexpr (C.block_mask) {
     if (c.tile.block() < c.masked_from()) return;
     r.bits.load(c.stages.at().mask_bits(k_stage), c.warpgroup * kRowsPerWarpgroup,
-                int(thread_in_block() % kWarpgroupSize));
+                c.tile.first_key() % kMaskBlock, int(thread_in_block() % kWarpgroupSize));
     __syncwarp();
   }
 }

@@ -17,7 +17,7 @@ __device__ __forceinline__ void recompute_scores(float (&scores)[C.block_n / 2],
                                                  int block) {
   int first_key = work.keys.begin + work.first_key + block * C.block_n;
   if constexpr (C.block_mask) {
-    first_key = work.place.blocks[block].block * C.block_n;
+    first_key = cuda::listed_key(work.place.blocks, block * C.block_n);
     if constexpr (C.general()) first_key += work.keys.begin;
   }
   const int kv_head = work.queries.pack / params.packs_per_kv_head;

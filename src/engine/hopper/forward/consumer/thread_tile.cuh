@@ -21,15 +21,17 @@ struct Draws {
 };
 struct NoDraws {};
 // The bits of a block that is seen in part.
+template <int Keys>
 struct BlockBits {
-  cuda::RowBits bits;
+  cuda::RowBitsOf<Keys / 32> bits;
 };
 
 // Apart from ConsumerState, which the compiler only keeps in registers if no array stands in it.
 template <ForwardConfig C>
-struct ThreadTile : std::conditional_t<C.dropout, Draws<C.block_n>,
-                                       std::conditional_t<C.block_mask, BlockBits, NoDraws>>,
-                    cuda::Pairs<C.block_n / 2> {
+struct ThreadTile
+    : std::conditional_t<C.dropout, Draws<C.block_n>,
+                         std::conditional_t<C.block_mask, BlockBits<C.block_n>, NoDraws>>,
+      cuda::Pairs<C.block_n / 2> {
   static constexpr int kScores = C.block_n / 2;
 
   float scores[kScores];                   // S, then P

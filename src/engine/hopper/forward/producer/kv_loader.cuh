@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every way to load keys and values shares. For each key block K comes first, then V of the
 // block before it: a consumer multiplies Q K^T of one block together with P V of the previous one,
-// across tiles too. The source of a kernel (instances/) includes the loaders that it needs:
+// across tiles too. Without overlap V of the block itself comes second. The source of a kernel
+// (instances/) includes the loaders that it needs:
 //   load_tma.cuh        rows that lie one behind the other, by TMA
 //   load_tma_pages.cuh  sequences beside each other, or pages, by TMA
 //   load_cp_async.cuh   the same, or copied by threads
@@ -67,7 +68,7 @@ template <ForwardConfig C>
 class KvStages {
  public:
   using Issuer = typename TileScheduler<C>::Issuer;
-  static constexpr bool kUsesTma = true;
+  static constexpr bool kUsesTma = true, kDelaysV = C.overlaps;
 
   __device__ __forceinline__ KvStages(const ForwardParams& params, SmemAddresses<C> at)
       : params_(params), at_(at) {}
@@ -110,14 +111,18 @@ class KvLoader {
   template <class... Args>
   __device__ __forceinline__ explicit KvLoader(const Args&... args) : kv_(args...) {}
 
-  // K of a block, and V of the block that the last call was about.
+  // K of a block, and V of the block that the last call was about, or of this one.
   __device__ __forceinline__ void load(const TileKeys& keys, int number, bool starts_tile) {
     const typename Kv::Block block = kv_.block_of(keys, number, starts_tile);
     kv_.load_k(block);
     if (number > 0) kv_.look_ahead(keys, number - 1);
-    load_delayed_v();
-    delayed_v_ = block;
-    has_delayed_v_ = true;
+    if constexpr (Kv::kDelaysV) {
+      load_delayed_v();
+      delayed_v_ = block;
+      has_delayed_v_ = true;
+    } else {
+      kv_.load_v(block);
+    }
   }
 
   __device__ __forceinline__ void load_delayed_v() {

@@ -39,7 +39,7 @@ class CapturedTiles {
  private:
   __device__ __forceinline__ ptx::TileCoordinates place_of(const TileKeys& keys, int number) const {
     int key = keys.first + number * C.block_n;
-    if constexpr (C.block_mask) key = keys.listed[number].block * kMaskBlock;
+    if constexpr (C.block_mask) key = cuda::listed_key(keys.listed, number * C.block_n);
     return {key, first_row_, others_[0], others_[1]};
   }
 

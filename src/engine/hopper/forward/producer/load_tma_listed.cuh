@@ -45,8 +45,9 @@ class ListedKv : public KvOfLists<C> {
   using Base::Base;
 
   __device__ __forceinline__ Block block_of(const TileKeys& keys, int number, bool starts) const {
-    const cuda::ListedBlock listed = keys.listed[number];
-    return {Base::block_of(keys, listed.block, starts), listed.bits};
+    constexpr int kSteps = kMaskBlock / C.block_n;  // of a block
+    const cuda::ListedBlock listed = keys.listed[number / kSteps];
+    return {Base::block_of(keys, listed.block * kSteps + number % kSteps, starts), listed.bits};
   }
   __device__ __forceinline__ void load_k(const Block& block) {
     const uint32_t stage = kv_.stage();

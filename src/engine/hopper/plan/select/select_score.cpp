@@ -5,7 +5,6 @@
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/select/choose_split.h"
-#include "engine/hopper/tables/mask_table.h"
 #include "engine/hopper/tables/score_table.h"
 
 namespace fa3::hopper {
@@ -54,8 +53,8 @@ DecodeChoice select_score_decode(const Problem& problem, const ForwardCall& call
 const KernelInstance* select_score_kernel(const Problem& problem) {
   const ForwardShape shape = shape_of(problem);
   if (problem.block_mask.on) {
-    const int row = select_mask_kernel(problem);
-    return row == kNoKernel ? nullptr : &kMaskTable[size_t(row)];
+    const int row = select_kernel(shape, kListedScoreTable);
+    return row == kNoKernel ? nullptr : &kListedScoreTable[size_t(row)];
   }
   if (problem.score->num_tensors == 0) {
     const int row = select_kernel(shape, kPureScoreTable);

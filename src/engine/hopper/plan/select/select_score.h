@@ -11,7 +11,7 @@ namespace fa3::hopper {
 // A decode kernel, if one does the problem.
 DecodeChoice select_score_decode(const Problem& problem, const ForwardCall& call, int num_sms);
 
-// Else a kernel whose tiles are whole: the row of score_table.h, or of mask_table.h, or null.
+// Else a kernel whose tiles are whole: the row of score_table.h, or null.
 const KernelInstance* select_score_kernel(const Problem& problem);
 
 // Refuses what neither does, and few queries that another engine is sooner done with.

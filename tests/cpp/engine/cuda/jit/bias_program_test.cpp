@@ -8,7 +8,6 @@
 #include "engine/hopper/launch/score_program.h"
 #include "engine/hopper/tables/backward_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
-#include "engine/hopper/tables/mask_table.h"
 
 namespace fa3 {
 namespace {
@@ -57,7 +56,7 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.block_n != 80)
         << row.config.head_dim;
   }
-  for (const hopper::KernelInstance& row : hopper::kMaskTable) {
+  for (const hopper::KernelInstance& row : hopper::kListedScoreTable) {
     EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.head_dim == 64);
   }
   for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
@@ -72,7 +71,7 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     EXPECT_TRUE(hopper::takes_captured_tile(general(row, hopper::Element::kBf16)));
     compiles(general(row, hopper::Element::kBf16));
   }
-  for (const hopper::KernelInstance& row : hopper::kMaskTable) {
+  for (const hopper::KernelInstance& row : hopper::kListedScoreTable) {
     if (row.config.head_dim == 64) compiles(dense(row));
   }
   for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
@@ -114,7 +113,7 @@ TEST_F(ScoreProgram, BeginsWithWhatTheFunctionAdds) {
     compiles(hopper::kScoreTable[0], hopper::Variant::kDense);
     compiles(hopper::kScoreTable[1], hopper::Variant::kDense);
     score.may_hide = 1;
-    compiles(hopper::kMaskTable[0], hopper::Variant::kDense);
+    compiles(hopper::kListedScoreTable[0], hopper::Variant::kDense);
   }
   bias.stride[0] = 0;  // heads share it
   EXPECT_TRUE(has(kAdds) && !has(kOnce));

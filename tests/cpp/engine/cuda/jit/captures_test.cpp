@@ -16,7 +16,6 @@
 #include "engine/hopper/tables/backward_table.h"
 #include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
-#include "engine/hopper/tables/mask_table.h"
 
 namespace fa3 {
 namespace {
@@ -87,7 +86,7 @@ TEST(ScoreKeys, TellProgramsApart) {
           const auto both = [&](const auto& row) { on_hopper(row.config.with(e, v), captured); };
           std::ranges::for_each(hopper::kScoreTable, both);
           std::ranges::for_each(hopper::kPureScoreTable, both);
-          std::ranges::for_each(hopper::kMaskTable, both);
+          std::ranges::for_each(hopper::kListedScoreTable, both);
           std::ranges::for_each(hopper::kBackwardTable, both);
           std::ranges::for_each(hopper::kMaskBackwardTable, both);
         }

@@ -15,7 +15,6 @@
 #include "engine/hopper/tables/backward_table.h"
 #include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
-#include "engine/hopper/tables/mask_table.h"
 
 namespace fa3 {
 namespace {
@@ -118,11 +117,12 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
   };
-  for (const hopper::KernelInstance& row : tried_rows(hopper::kMaskTable)) {
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kListedScoreTable)) {
     compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kDense));
   }
   if (!is_quick()) {
-    compiles(hopper::kMaskTable[0].config.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
+    compiles(hopper::kListedScoreTable[0].config.with(hopper::Element::kBf16,
+                                                      hopper::Variant::kGeneral));
   }
   score.gradients = "add<0>(gradient, h, q_idx);";
   for (const hopper::BackwardInstance& row : tried_rows(hopper::kMaskBackwardTable)) {

@@ -9,6 +9,7 @@
 
 #include "engine/hopper/tables/cache_table.h"
 #include "engine/hopper/tables/e4m3_table.h"
+#include "engine/hopper/tables/mask_table.h"
 #include "engine/hopper/tables/stream_k_table.h"
 #include "forward/forward_run.h"
 #include "protocol_paces.h"
@@ -82,6 +83,26 @@ TEST_F(BrokenProtocol, nobody_begins) {
 }
 TEST_F(BrokenProtocol, a_ping_pong_turn_passed_twice) {
   expect_found(Fault::kTurnGivenTwice, {"named barrier 1: warp"});
+}
+
+// The same without overlap, where K of a block is followed by its V.
+class BrokenSerialLoop : public BrokenProtocol {
+ protected:
+  static constexpr ForwardConfig kSerial = kMaskTable[0].config;
+  static_assert(!kSerial.overlaps);
+  static void expect_found(Fault fault, const std::set<std::string>& complaints) {
+    BrokenProtocol::expect_found<kSerial>(fault, complaints, std::span(kListed).first(2));
+  }
+};
+
+TEST_F(BrokenSerialLoop, released_before_it_was_read) {
+  expect_found(Fault::kReleaseBeforeRead, {kOverRead});
+}
+TEST_F(BrokenSerialLoop, consumers_in_the_wrong_phase) {
+  expect_found(Fault::kConsumerPhase, {kUnfilled, "deadlock", "phases alias"});
+}
+TEST_F(BrokenSerialLoop, a_lost_release) {
+  expect_found(Fault::kLostRelease, {"deadlock"});
 }
 
 // The same of keys that threads copy: the kernel of few queries, which has one consumer.

@@ -5,6 +5,7 @@
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/plan/plan_forward.h"
+#include "engine/hopper/tables/mask_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -25,6 +26,23 @@ TEST(TileOrder, has_as_many_tiles_where_some_come_together) {
     EXPECT_EQ(groups.num_tiles(), alone.num_tiles());
     EXPECT_LE(groups.tail_heads, groups.num_packs * groups.num_batches);
   }
+}
+
+// Of a map's rows, 128 queries each: 16 heads of 128 columns, 32 of 64, which two CTAs an SM take.
+TEST(TileOrder, lists_go_longest_first_for_four_waves_of_ctas_or_more) {
+  const auto tail_heads = [](int64_t keys, int64_t dim) {
+    Problem p = plain(1, 2048 / dim, 2048 / dim, keys, keys, dim);
+    p.block_mask.on = true;
+    const ForwardConfig& c = kMaskTable[size_t(select_mask_kernel(p))].config;
+    EXPECT_EQ(c.ctas_per_sm, dim == 64 ? 2 : 1);
+    return tile_order(c, call_of(p), PackGqa{}, kSms).tail_heads;
+  };
+  EXPECT_EQ(tail_heads(4096, 128), 16);
+  EXPECT_EQ(tail_heads(8192, 128), 9);
+  EXPECT_EQ(tail_heads(32768, 128), 5);
+  EXPECT_EQ(tail_heads(4096, 64), 32);
+  EXPECT_EQ(tail_heads(8192, 64), 17);
+  EXPECT_EQ(tail_heads(32768, 64), 9);
 }
 
 // Tiles of 128 rows, an SM each, of kernels that find tiles themselves.

@@ -14,7 +14,7 @@ template <ForwardConfig C>
 class ListedTiles : public TilesOfLists<C> {
   using Base = TilesOfLists<C>;
   using Base::number, Base::params_;
-  static_assert(C.block_m == kMaskBlock && C.block_n == kMaskBlock);
+  static_assert(C.block_m == kMaskBlock && kMaskBlock % C.block_n == 0);
 
  public:
   static constexpr bool kStartsEarly = true;  // while the last kernel that makes lists still runs
@@ -55,23 +55,25 @@ class ListedTiles : public TilesOfLists<C> {
   __device__ __forceinline__ void describe(WorkTileOf<C>& work, int m_block, int list,
                                            const cuda::QueryRows& queries,
                                            const KeyRows& keys) const {
+    constexpr int kSteps = kMaskBlock / C.block_n;  // of a block
     const ListLength length = params_.lists.lengths[list];
-    work.num_blocks = length.count;
+    const int num_steps = length.count * kSteps, num_full = length.num_full * kSteps;
+    work.num_blocks = num_steps;
     work.first_row = m_block * C.block_m;
     work.queries = queries;
     work.keys = keys;
     work.first_key = 0;
     work.place.blocks = params_.lists.blocks_of(list);
     // Blocks that are seen in part come first, and may hide all from a row: its reference is taken
-    // from the first block that all rows see.
-    const bool guards = length.num_full > 0 && !has_foreign_rows(queries, work.first_row);
-    const int guarded = guards ? length.num_full - 1 : 0;
+    // from the first keys that all rows see.
+    const bool guards = num_full > 0 && !has_foreign_rows(queries, work.first_row);
+    const int guarded = guards ? num_full - 1 : 0;
 #pragma unroll 1
     for (int w = 0; w < C.consumers(); ++w) {
       const bool has_rows = work.first_row + w * kRowsPerWarpgroup < queries.count;
       RowBlocks<RightEdge>& mine = work.mine[w];
-      mine.count = has_rows ? length.count : 0;
-      mine.masked_from = length.num_full;
+      mine.count = has_rows ? num_steps : 0;
+      mine.masked_from = num_full;
       mine.online_from = guarded;
     }
     for (unsigned char& count : work.fired_guards) count = 0;

@@ -62,7 +62,8 @@ class ForwardWorks {
   // The first key of a tile's or of a list's block, in its sequence.
   int key_of_block(const Work& work, int block) const {
     if (config_.block_mask) {
-      return launch_.params.lists.blocks_of(list_of(work))[block].block * config_.block_n;
+      return cuda::listed_key(launch_.params.lists.blocks_of(list_of(work)),
+                              block * config_.block_n);
     }
     return first_key_of(work) + block * config_.block_n;
   }
@@ -70,7 +71,9 @@ class ForwardWorks {
   int num_blocks_of(const Work& work, int warpgroup) const {
     const int first_row = work.m_block * config_.block_m + warpgroup * kRowsPerWarpgroup;
     if (first_row >= work.queries.count) return 0;
-    if (config_.block_mask) return launch_.params.lists.lengths[list_of(work)].count;
+    if (config_.block_mask) {
+      return launch_.params.lists.lengths[list_of(work)].count * (kMaskBlock / config_.block_n);
+    }
     if (first_row >= work.queries.used) return 1;
     const int end = std::min(first_row + kRowsPerWarpgroup, work.queries.used);
     const auto range = block_range(shape_.mask, first_row, end, work.queries.used, work.keys.count);

@@ -84,6 +84,22 @@ TEST_F(Scored, whole_tiles_that_fill_the_gpu_stay) {
   EXPECT_EQ(refusal(), "");
 }
 
+// Kernels of shorter steps have no registers for a function.
+TEST_F(Scored, beside_a_block_mask_a_step_is_a_block) {
+  p.block_mask.on = true;
+  EXPECT_EQ(decode_rows(), 0);
+  for (const int64_t head_dim : {40, 64, 128}) {
+    p.head_dim = p.head_dim_v = head_dim;
+    const KernelInstance* const row = select_score_kernel(p);
+    ASSERT_NE(row, nullptr) << head_dim;
+    EXPECT_TRUE(row->config.block_mask);
+    EXPECT_EQ(row->config.block_n, kMaskBlock);
+    EXPECT_EQ(row->config.head_dim, head_dim <= 64 ? 64 : 128);
+  }
+  p.head_dim = p.head_dim_v = 192;
+  EXPECT_EQ(select_score_kernel(p), nullptr);
+}
+
 TEST_F(Scored, batch_invariant_and_split_calls_take_no_decode_kernel) {
   p.num_splits = 2;
   EXPECT_EQ(decode_rows(), 0);

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// The consumer's loop without overlap within a warpgroup (paper, Algorithm 1): a step multiplies
+// Q K^T, computes the softmax and multiplies P V, one after the other. A thread so holds S or P,
+// not both, and two CTAs of two consumers have the registers; while some of the four compute a
+// softmax, others have products. The pipeline carries K of a block and then its V. Next:
+// consumer_softmax.cuh.
+#pragma once
+
+#include "engine/hopper/forward/consumer/consumer_blocks.cuh"
+#include "engine/hopper/forward/consumer/consumer_products.cuh"
+#include "engine/hopper/forward/consumer/consumer_softmax.cuh"
+#include "engine/hopper/forward/consumer/store_tile.cuh"
+
+namespace fa3::hopper {
+
+// S of the block, without what its mask hides.
+template <ForwardConfig C>
+__device__ __forceinline__ void multiply_scores(ConsumerState<C>& c, ThreadTile<C>& r,
+                                                uint32_t q_low) {
+  const KvState<C> k = c.stages.next_kv();
+  const uint32_t k_low = c.stages.k_operand(k);
+  c.stages.wait_for(k);
+  ptx::wgmma_fence();
+  issue_scores(r, q_low, k_low);
+  ptx::wgmma_wait_group<0>();
+  if (c.tile.block() >= c.masked_from() || c.tile.hides_left()) {
+    read_mask_bits(c, r, k.stage());
+    mask(c, r);
+  }
+  c.stages.release_kv(k);
+  release_spent_q(c);
+}
+
+// References follow the rows' maxima; O and its sums, which are at rest, follow the references.
+template <ForwardConfig C>
+__device__ __forceinline__ void follow_maximum(ConsumerState<C>& c, ThreadTile<C>& r,
+                                               ScoreStep<C>& result) {
+  float max[kRowsPerThread];
+  row_max(r.scores, c.score, max);
+#pragma unroll
+  for (int row = 0; row < kRowsPerThread; ++row) {
+    float finite_ref;
+    result.rescale[row] = move_reference(r.rows.ref[row], max[row], c.score, finite_ref);
+  }
+  rescale_output(c, r, result);
+}
+
+// Lost scores again. There are no registers for that beside O, which waits in local memory.
+template <ForwardConfig C>
+__device__ __forceinline__ void recompute_beside_output(ConsumerState<C>& c, ThreadTile<C>& r) {
+  constexpr int kNumbers = C.head_dim_v / 2;
+  volatile float parked[kNumbers];
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) parked[i] = r.output[i];
+  const WorkTileOf<C>& work = c.work_tile();
+  recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) r.output[i] = parked[i];
+}
+
+// S becomes P, by an online or a guarded step; where the latter loses its scores, by an online step
+// after it. All share the exponentials: compiled for each they take registers that are not there.
+template <ForwardConfig C>
+__device__ __forceinline__ void weigh(ConsumerState<C>& c, ThreadTile<C>& r) {
+  using Score = typename ConsumerState<C>::Score;
+  ScoreStep<C> result;
+  bool online = !c.tile.takes_guarded_step();
+  for (;;) {
+    if (online) follow_maximum(c, r, result);
+    const float ref[kRowsPerThread] = {finite_reference(r.rows.ref[0]),
+                                       finite_reference(r.rows.ref[1])};
+    BlockSums<Score> sums;
+    exponentiate<0, C.block_n / 2>(r.scores, ref, c.score, sums);
+    sums.store(c.score, result);
+    if (online || !guard_fires<Score>(result)) break;
+    after_guard_fired(c, r, result);
+    if (!c.tile.scores_lost()) break;
+    c.tile.recover_scores();
+    go_online(c);
+    recompute_beside_output(c, r);
+    online = true;
+  }
+  r.add_sums(result);
+  pack_p(r);
+}
+
+// O += P V of the block.
+template <ForwardConfig C>
+__device__ __forceinline__ void multiply_values(ConsumerState<C>& c, ThreadTile<C>& r) {
+  const KvState<C> v = c.stages.next_kv();
+  const uint32_t v_low = c.stages.v_operand(v);
+  c.stages.wait_for(v);
+  ptx::wgmma_fence();
+  issue_output(c, r, v_low);
+  wait_for_output(c, v);
+}
+
+// All blocks of a tile, of which this is the first.
+template <ForwardConfig C>
+__device__ __forceinline__ void attend_tile(ConsumerState<C>& c, ThreadTile<C>& r) {
+  r.rows = RowState{};
+#pragma unroll
+  for (float& o : r.output) o = 0.0f;
+  receive_q(c);
+  const uint32_t q_low = c.stages.q_operand();
+  for (;;) {
+    multiply_scores(c, r, q_low);
+    weigh(c, r);
+    multiply_values(c, r);
+    if (c.tile.is_last_block()) return;
+    c.tile.next_block();
+  }
+}
+
+// Another warpgroup's block.
+template <ForwardConfig C>
+__device__ __forceinline__ void pass_whole_block(ConsumerState<C>& c) {
+  c.stages.release_unread(c.stages.next_kv());
+  c.stages.release_unread(c.stages.next_kv());
+  if (c.tile.is_last_block()) pass_tile(c);
+}
+
+template <ForwardConfig C>
+__device__ __forceinline__ void consume_serially(ConsumerState<C>& c, ThreadTile<C>& r) {
+  static_assert(C.guarded && !C.ping_pong && !C.e4m3 && !C.dropout && !C.capped() &&
+                !C.dequantizes() && !C.can_split() && !kHasScoreFunction);
+  Step step = next_step(c);
+  while (step != Step::kEnd) {
+    if (step == Step::kOthers) {
+      pass_whole_block(c);
+      step = next_step(c);
+    } else {
+      attend_tile(c, r);
+      step = next_step(c);
+      finish_tile<true>(c, r, r.rows);
+    }
+  }
+}
+
+}  // namespace fa3::hopper
