@@ -59,7 +59,7 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
             whole_tiles(instance.config, call, PackGqa{}, num_sms)};
   }
   if (p.block_mask.on) {
-    const int row = select_mask_kernel(p);
+    const int row = select_mask_kernel(p, call, num_sms);
     const KernelInstance& instance = kMaskTable[size_t(row)];
     return {instance, mask_kernel_at(row, element, variant_of_lists(p)),
             whole_tiles(instance.config, call, PackGqa{}, num_sms)};
@@ -119,7 +119,7 @@ Status check_block_mask(const Problem& p) {
     return unsupported("block_mask where O is float32 or head dims are no multiples of 8, got ",
                        p.head_dim, " and ", p.head_dim_v);
   }
-  if (select_mask_kernel(p) == kNoKernel) {
+  if (!has_mask_kernel(p)) {
     return unsupported("block_mask: no kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
                        "; the largest have 128");
   }

@@ -28,6 +28,15 @@ inline constexpr std::array kMaskTable{
                               .kv_stages = 5,
                               .block_mask = true},
                    .why = "two warpgroups share a block of the mask"},
+    // select_mask_kernel() takes it where the first would.
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .q_stages = 2,
+                              .kv_stages = 8,
+                              .block_mask = true},
+                   .why = "few tiles: the longest has an SM of its own"},
 };
 
 }  // namespace fa3::hopper

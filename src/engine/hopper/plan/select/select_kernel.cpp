@@ -231,8 +231,18 @@ int select_continued_kernel(const Problem& problem) {
   return select_kernel(shape, kContinuedTable, variant);
 }
 
-int select_mask_kernel(const Problem& problem) {
-  return select_kernel(shape_of(problem), kMaskTable, Variant::kDense);
+bool has_mask_kernel(const Problem& problem) {
+  return select_kernel(shape_of(problem), kMaskTable, Variant::kDense) != kNoKernel;
+}
+
+int select_mask_kernel(const Problem& problem, const ForwardCall& call, int num_sms) {
+  const int row = select_kernel(shape_of(problem), kMaskTable, Variant::kDense);
+  const ForwardConfig& c = kMaskTable[size_t(row)].config;
+  if (num_tiles(c, call, PackGqa{}) > int64_t{num_sms} * c.ctas_per_sm) return row;
+  const auto has_an_sm = [&](const KernelInstance& other) {
+    return other.config.head_dim == c.head_dim && other.config.ctas_per_sm == 1;
+  };
+  return int(std::ranges::find_if(kMaskTable, has_an_sm) - kMaskTable.begin());
 }
 
 KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms) {

@@ -37,8 +37,9 @@ int select_dropout_kernel(const Problem& problem);
 // float32; or kNoKernel.
 int select_continued_kernel(const Problem& problem);
 
-// A row of kMaskTable, or kNoKernel.
-int select_mask_kernel(const Problem& problem);
+// Whether kMaskTable has a row, and which one suits the number of tiles.
+bool has_mask_kernel(const Problem& problem);
+int select_mask_kernel(const Problem& problem, const ForwardCall& call, int num_sms);
 
 // Whether a kernel can read pages row by row: TMA writes to multiples of 128 bytes.
 bool copies_single_rows(const ForwardConfig& config);

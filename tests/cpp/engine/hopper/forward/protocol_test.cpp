@@ -222,10 +222,13 @@ TEST(ContinuedProtocol, every_block_is_multiplied_once_whoever_is_slow) {
 TEST(MaskProtocol, every_listed_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done(kernel_on_trial<kMaskTable[0].config>(), kListed);
   expect_all_work_done(kernel_on_trial<kMaskTable[1].config>(), kListed);
+  expect_all_work_done(kernel_on_trial<kMaskTable[2].config>(), kListed);
 }
 
 TEST(MaskProtocol, listed_blocks_of_sequences_of_any_length_are_multiplied_once) {
-  constexpr ForwardConfig kNarrow = kMaskTable[0].config, kWide = kMaskTable[1].config;
+  constexpr ForwardConfig kNarrow = kMaskTable[0].config, kWide = kMaskTable[1].config,
+                          kFew = kMaskTable[2].config;
+  expect_all_work_done(kernel_on_trial<kFew.with(Element::kBf16, Variant::kGeneral)>(), kRagged);
   expect_all_work_done(kernel_on_trial<kNarrow.with(Element::kBf16, Variant::kGeneral)>(), kRagged);
   expect_all_work_done(kernel_on_trial<kWide.with(Element::kBf16, Variant::kGeneral)>(), kRagged);
 }

@@ -33,7 +33,7 @@ TEST(TileOrder, lists_go_longest_first_for_four_waves_of_ctas_or_more) {
   const auto tail_heads = [](int64_t keys, int64_t dim) {
     Problem p = plain(1, 2048 / dim, 2048 / dim, keys, keys, dim);
     p.block_mask.on = true;
-    const ForwardConfig& c = kMaskTable[size_t(select_mask_kernel(p))].config;
+    const ForwardConfig& c = kMaskTable[size_t(select_mask_kernel(p, call_of(p), kSms))].config;
     EXPECT_EQ(c.ctas_per_sm, dim == 64 ? 2 : 1);
     return tile_order(c, call_of(p), PackGqa{}, kSms).tail_heads;
   };
