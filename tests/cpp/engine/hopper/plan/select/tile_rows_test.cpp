@@ -4,6 +4,7 @@
 
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/plan/plain_problem.h"
+#include "engine/hopper/tables/mask_table.h"
 
 namespace fa3::hopper {
 namespace {
