@@ -60,6 +60,10 @@ class ScoreFunction {
             FA3_MAX_CAPTURED_RANK, static_cast<int>(tensor.rank));
       return false;
     }
+    if (tensor.data == nullptr) {
+      raise(FA3_INVALID_ARGUMENT, "score_mod: expected data, got a captured tensor without memory");
+      return false;
+    }
     to->data = static_cast<const char*>(tensor.data) + tensor.byte_offset;
     to->rank = tensor.rank;
     int64_t row_major = 1;

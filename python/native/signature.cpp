@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "signature.h"
 
+#include <array>
 #include <string>
 #include <unordered_map>
 
@@ -11,12 +12,13 @@ namespace {
 
 constexpr int kMostDepth = 5;  // of functions and tuples in each other
 constexpr size_t kMostKnown = 1024;
+constexpr int kMostDims = 16;  // of a tensor
 
 PyTypeObject* s_function = nullptr;
 PyTypeObject* s_builtin = nullptr;
 PyObject *s_code = nullptr, *s_globals = nullptr, *s_defaults = nullptr, *s_keywords = nullptr;
 PyObject *s_closure = nullptr, *s_contents = nullptr, *s_dict = nullptr, *s_self = nullptr;
-PyObject* s_requires_grad = nullptr;
+PyObject *s_requires_grad = nullptr, *s_is_neg = nullptr;
 PyObject* s_described[4] = {};  // attributes of a tensor that shows itself in no other way
 
 // A reference of its own.
@@ -65,6 +67,16 @@ const Known* known(PyObject* object, PyObject* names_of = nullptr) {
     Py_XDECREF(names);
   }
   return &place->second;
+}
+
+// What a method of a built-in class does, which is called in half the time of the method itself;
+// null for others.
+PyCFunction function_behind(PyObject* object, PyObject* method) {
+  const Owned bound(PyObject_GetAttr(object, method));
+  PyObject* const found = bound.get();
+  if (found == nullptr) PyErr_Clear();
+  if (found == nullptr || !PyCFunction_Check(found)) return nullptr;
+  return PyCFunction_GetFlags(found) == METH_NOARGS ? PyCFunction_GetFunction(found) : nullptr;
 }
 
 // Every part says its kind and, where it varies, its length first: so no two lists of values have
@@ -236,7 +248,7 @@ class Signature {
     dlpack::Tensor view{};
     switch (shown(tensor, &view)) {
       case Shown::yes:
-        return add_view(view);
+        return !(!captured && is_real(view) && is_negated(tensor)) && add_view(view);
       case Shown::no:
         return false;
       case Shown::otherwise:
@@ -251,8 +263,24 @@ class Signature {
     return true;
   }
 
+  static bool is_real(const dlpack::Tensor& view) {
+    const auto code = static_cast<dlpack::TypeCode>(view.dtype.code);
+    return code == dlpack::TypeCode::real || code == dlpack::TypeCode::bfloat;
+  }
+
+  // Whether the memory holds the numbers without their signs, or nobody says.
+  bool is_negated(PyObject* tensor) {
+    static const PyCFunction ask = function_behind(tensor, s_is_neg);
+    const bool is_known = ask != nullptr && Py_TYPE(tensor) == tensor_type_;
+    const Owned answer(is_known ? ask(tensor, nullptr)
+                                : PyObject_CallMethodObjArgs(tensor, s_is_neg, nullptr));
+    return answer.get() != Py_False;
+  }
+
   bool add_view(const dlpack::Tensor& view) {
-    put(view.dtype) && put(view.device) && put(view.rank);
+    if (view.rank > kMostDims) return false;
+    std::array<int64_t, kMostDims + 2> parts;
+    int count = 0;
     uint32_t zeros = 0;
     bool contiguous = true;
     int64_t row_major = 1;
@@ -262,9 +290,12 @@ class Signature {
       zeros = 2 * zeros + (stride == 0);
       contiguous &= extent == 1 || stride == row_major;
       row_major *= extent;
-      put(extent);
+      parts[size_t(count++)] = extent;
     }
-    return put(zeros) && put(contiguous);
+    parts[size_t(count++)] = int64_t{2} * zeros + contiguous;
+    put(view.dtype) && put(view.device) && put(view.rank);
+    bytes_.append(reinterpret_cast<const char*>(parts.data()), size_t(count) * sizeof(parts[0]));
+    return true;
   }
 
   PyObject* names_of_;
@@ -313,6 +344,7 @@ bool init_signatures() {
   s_dict = PyUnicode_InternFromString("__dict__");
   s_self = PyUnicode_InternFromString("__self__");
   s_requires_grad = PyUnicode_InternFromString("requires_grad");
+  s_is_neg = PyUnicode_InternFromString("is_neg");
   const char* const described[] = {"shape", "dtype", "device", "layout"};
   for (int i = 0; i < 4; ++i) s_described[i] = PyUnicode_InternFromString(described[i]);
   return PyErr_Occurred() == nullptr;

@@ -16,6 +16,7 @@ namespace fa3::python {
 //   tuples, dicts             of the same values; dicts in the same order
 //   tensors                   alike: shape, type, device, requires_grad; whether contiguous, and
 //                             which strides are 0
+//                             a lazily negated view cannot be told from others
 //   captured tensors          alike, and one object: by address, so whoever keeps a signature
 //                             watches them
 //   Python functions          of the same code, whose defaults, attributes, cells and globals, as

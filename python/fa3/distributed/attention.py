@@ -15,6 +15,7 @@ import torch
 from fa3.distributed import heads, run
 from fa3.distributed.describe import Described, describe
 from fa3.torch.autograd import to_autocast_type
+from fa3.torch.operators import resolved
 
 
 class Attention(torch.autograd.Function):
@@ -36,6 +37,7 @@ class Attention(torch.autograd.Function):
     def backward(ctx, do, dlse):
         q, k, v, out, lse, sink = ctx.saved_tensors
         do = torch.zeros_like(out) if do is None else do
+        do, dlse = resolved(do, dlse)
         plan = ctx.plan
         if torch.are_deterministic_algorithms_enabled():
             plan = plan._replace(options=plan.options | {"deterministic": True})
@@ -129,7 +131,7 @@ def attention(
         fa3.Unsupported: what fa3.attention refuses, and dropout where parts begin anywhere.
         fa3.CommunicationError: a rank has ended, or is later than the group's timeout.
     """
-    q, k, v = as_autocast_wants(q, k, v)
+    q, k, v, sink = resolved(*as_autocast_wants(q, k, v), sink)
     call = describe(
         q,
         k,

@@ -24,7 +24,7 @@ from fa3.distributed.schedule import Schedule
 from fa3.distributed.transport.device_memory import peers_of
 from fa3.distributed.transport.exchange import Ring
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.torch.checks import refuse_other_than_tensor
+from fa3.torch.checks import refuse_numbers_that_learn, refuse_other_than_tensor
 from fa3.torch.dropout import given_or_drawn
 
 METHODS = "auto", "ring", "all_gather", "ulysses", "hybrid"
@@ -133,6 +133,8 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
             f"sink: expected ({q.shape[-2]},) float32, a number a query head, got "
             f"{tuple(sink.shape)} {sink.dtype}"
         )
+    numbers = {name: options[name] for name in ("softcap", "scale")}
+    refuse_numbers_that_learn(**numbers)
     degree = degree_of(k.shape[-2], world, arguments)
     needs = [x is not None and x.requires_grad for x in (q, k, v, sink)]
     return {
@@ -150,7 +152,8 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
         "dropout_p": arguments["dropout_p"],
         "dropout_seed": "drawn" if arguments["dropout_seed"] is None else "given",
         "gradients": torch.is_grad_enabled() and any(needs),
-        **{name: options[name] for name in ("softcap", "scale", "deterministic")},
+        **{name: x.item() if isinstance(x, torch.Tensor) else x for name, x in numbers.items()},
+        "deterministic": options["deterministic"],
     }
 
 

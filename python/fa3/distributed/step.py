@@ -7,7 +7,7 @@ Without autograd. run.py makes a ring of the calls below these.
 import torch
 
 from fa3._options import OF_BOTH_PASSES, in_order, takes_options
-from fa3.torch.operators import new_rows, result_shapes, run_backward, run_forward
+from fa3.torch.operators import new_rows, resolved, result_shapes, run_backward, run_forward
 
 
 @takes_options(OF_BOTH_PASSES)
@@ -30,6 +30,7 @@ def forward_step(q, k, v, partial=None, *, out=None, lse=None, out_dtype=torch.f
         out = new_rows(shape, out_dtype, q.device)
     if lse is None:
         lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
+    q, k, v = resolved(q, k, v)
     run_forward(q, k, v, out, lse, in_order("forward_step", options, OF_BOTH_PASSES), partial)
     return out, lse
 
@@ -56,4 +57,5 @@ def backward_step(
         dlse = torch.zeros_like(lse)
     named = in_order("backward_step", options, OF_BOTH_PASSES)
     gradients, accumulate = (dq, dk, dv, None), (accumulate_dq, accumulate_dkv)
+    do, q, k, v, out, lse, dlse = resolved(do, q, k, v, out, lse, dlse)
     run_backward(do, q, k, v, out, lse, dlse, gradients, named, accumulate)

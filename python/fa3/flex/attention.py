@@ -16,9 +16,11 @@ from fa3.torch import autograd, operators
 from fa3.torch.autograd import FLOAT8
 from fa3.torch.checks import (
     refuse_other_than_tensor,
+    refuse_transforms,
     refuse_without_strides,
     refuse_wrong_numbers,
 )
+from fa3.torch.library import written
 
 OPEN = None, None
 
@@ -44,6 +46,9 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True, walks=Tru
     found = prepared.find(key)
     if found is None:
         refuse(q, k, v, scale, causal)
+        if blocks is None or score_mod is not None:
+            refuse_transforms()
+        q, k, v = operators.resolved(q, k, v)
         functions, sides = (score_mod, mask_mod, parts), window_of(causal, window)
         found = prepare(q, k, v, functions, blocks, scale, sides, lengths, walks)
         prepared.keep(key, found, seen, (scale, causal, *window), lengths)
@@ -119,8 +124,7 @@ def run(way, q, k, v, tensors, blocks, lengths, return_lse, out=None):
 def by_lists(q, k, v, blocks, call, recorded, return_lse):
     """(out, lse) where nothing but masks stands between the product and the softmax."""
     options = call.listed.options_with(blocks)
-    is_negated = q.is_neg() or k.is_neg() or v.is_neg()  # which no signature shows
-    if recorded or is_negated or operators.is_watched():
+    if recorded or operators.is_watched():
         results = autograd.attend(q, k, v, None, return_lse, options)
         return results if return_lse else (results, None)
     out = operators.new_out_like(q) if call.is_out_like else operators.new_out(q, v)
@@ -207,6 +211,7 @@ class Flex(torch.autograd.Function):
     def backward(ctx, do, dlse):
         saved, tensors = ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
         do = torch.zeros_like(saved[3]) if do is None else do
+        do, dlse = operators.resolved(do, dlse)
         wanted = tuple(n for n, asked in enumerate(ctx.needs_input_grad[4:]) if asked)
         gradients, totals = backward(ctx.call, wanted, saved, tensors, ctx.blocks, do, dlse)
         of_tensors = (totals[n].to(t.dtype) if n in totals else None for n, t in enumerate(tensors))
@@ -218,6 +223,8 @@ def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
     lists of call.listed. out: written instead of a new one."""
     results = device.forward(call, q, k, v, tensors, blocks, return_lse, out)
     if results is not None:
+        if out is not None:
+            written(out)
         return results
     check_shapes(q, k, v, call.lengths)
     *before, heads, _ = q.shape

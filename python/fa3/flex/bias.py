@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from fa3._arrays import refuse_negated
 from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, lists, prepared
@@ -18,7 +19,14 @@ from fa3.flex.call import EVERY_KEY, NO_LENGTHS
 from fa3.flex.function.trace import trace
 from fa3.flex.prepared import of_function, of_masks
 from fa3.flex.stored import number_of
-from fa3.torch.checks import refuse_wrong_numbers
+from fa3.torch import operators
+from fa3.torch.checks import (
+    refuse_other_than_tensor,
+    refuse_transforms,
+    refuse_without_strides,
+    refuse_wrong_numbers,
+)
+from fa3.torch.library import refuse_gradients
 
 # Options of fa3.attention that go together with a bias.
 TOGETHER = {
@@ -63,11 +71,18 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     whether a boolean bias may be lists.
     """
     is_listed = walks and out is None
+    if out is not None:
+        refuse_other_than_tensor("out", out)
+        refuse_negated(out, "out")
+        refuse_gradients("since it is written in place", out=out)
     given = q, k, v, bias, alibi_slopes, options, only_kernels, is_listed
     equal_rows = have_equal_rows(options) if options else False
     key = prepared.key_of(None, (), *given, equal_rows, "bias")
     found = prepared.find(key)
     if found is None:
+        refuse_transforms()
+        q, k, v, bias, alibi_slopes = operators.resolved(q, k, v, bias, alibi_slopes)
+        given = q, k, v, bias, alibi_slopes, options, only_kernels, is_listed
         found = prepare(*given)
         if not options.get("deterministic"):  # which a switch of torch's may refuse
             prepared.keep(key, found, [], (), options)
@@ -302,6 +317,7 @@ def view_of(bias, q, full):
     dimensions, slices, and the batch, see batch_of()."""
     if not isinstance(bias, torch.Tensor):
         raise InvalidArgument(f"bias: expected a tensor {BROADCAST} of floats, got {bias!r}")
+    refuse_without_strides(bias=bias)
     check_device("bias", bias, q)
     once = repeated(bias.dtype, bias.shape, bias.stride(), full)
     missing = 4 - bias.ndim
@@ -347,6 +363,8 @@ def check_slopes(slopes, q, lengths):
     batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     heads = q.shape[-2]
     is_tensor = isinstance(slopes, torch.Tensor)
+    if is_tensor:
+        refuse_without_strides(alibi_slopes=slopes)
     shape = slopes.shape if is_tensor else None
     if shape not in ((heads,), (batch, heads), (1, heads)):
         got = tuple(shape) if is_tensor else repr(slopes)

@@ -77,8 +77,10 @@ class Call(NamedTuple):
     options: list  # those of fa3.attention, in order
     longest: int  # no sequence has more rows, as far as the text tells (function/text.py)
     is_out_like: bool  # operators.is_out_like(q, v)
-    listed: Listed | None = None
+    has_kernels: bool  # of 16 bits, on a GPU
+    are_there: bool  # the captured tensors, on q's device
     only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
+    listed: Listed | None = None
 
 
 def in_order(scale, window, lengths, engine=0):

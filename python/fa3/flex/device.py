@@ -25,20 +25,34 @@ class SlowScores(UserWarning):
 def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
     """(out, lse), or (out, None) unless return_lse; or None, where tiles.py is to compute them.
     blocks: the lists of call.listed."""
-    if not q.is_cuda:
-        return None
-    if q.dtype not in NARROW:
+    if not call.has_kernels:
+        if not q.is_cuda:
+            return None
         return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
     if out is None:
         out = operators.new_out_like(q) if call.is_out_like else operators.new_out(q, v)
     lse = operators.new_lse(q) if return_lse else None
-    captured = on_device_of(q, tensors) if tensors else ()
+    captured = (*tensors,) if call.are_there else on_device_of(q, tensors)
+    if call.listed is None:  # the one way of by_a_kernel(), for most calls
+        score = *head_of(call.function, call.longest), captured
+        try:
+            _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *call.options)
+        except Unsupported as reason:
+            return no_kernel(call, reason)
+        return out, lse
 
     def run(function, options):
         score = *head_of(function, call.longest), captured[: len(function.types)]
         _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *options)
 
     return (out, lse) if by_a_kernel(call, blocks, run) else None
+
+
+def no_kernel(call, reason):
+    """For tiles.py, unless that is ruled out."""
+    if call.only_kernels:
+        raise reason
+    return refused(str(reason))
 
 
 def head_of(function, longest):

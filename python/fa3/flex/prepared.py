@@ -18,7 +18,7 @@ from fa3 import _native
 from fa3._options import TYPES
 from fa3.flex import caches, lists
 from fa3.flex.call import NO_LENGTHS, Call, Listed, Window, in_order, up_to_lists
-from fa3.flex.function.text import LONGEST
+from fa3.flex.function.text import LONGEST, NARROW
 from fa3.flex.known_functions import References, names_of, remember
 from fa3.torch import operators
 from fa3.torch.library import needs_gradient
@@ -35,11 +35,16 @@ class Prepared(NamedTuple):
     alone: object = None  # the function without masks, beside lists
     beside: Window | None = None  # the window beside lists; None: no lists
     place: object = None  # of the lists in lists.py; None: the call brings them
-    longest: int = LONGEST  # as of Call, like the next two
+    longest: int = LONGEST  # as of Call, like the next four
     is_out_like: bool = False
+    has_kernels: bool = False
+    are_there: bool = True
     only_kernels: bool = False
     call: Call | None = None  # where nothing of it changes
     bias: object = None  # bias.Captured
+
+
+OF_CALL = slice(Prepared._fields.index("longest"), Prepared._fields.index("only_kernels") + 1)
 
 
 def key_of(seen, captured, q, *others):
@@ -104,7 +109,9 @@ def of_function(function, tensors, q, k, v, window, scale, lengths, **others):
     if learns:
         caches.refuse_gradients(k, lengths)
     recorded = learns or not operators.have_memory(q, k, v)
-    return with_call(Prepared(function, scale, window, recorded, **others), q, k, v, lengths)
+    there = all(t.device == q.device for t in tensors)
+    others |= {"recorded": recorded, "are_there": there}
+    return with_call(Prepared(function, scale, window, **others), q, k, v, lengths)
 
 
 def of_masks(blocks, q, k, v, window, scale, lengths, **others):
@@ -116,7 +123,9 @@ def of_masks(blocks, q, k, v, window, scale, lengths, **others):
 
 def with_call(prepared, q, k, v, lengths):
     alike = operators.is_out_like(q, v)
-    prepared = prepared._replace(longest=longest(q, k, lengths), is_out_like=alike)
+    has_kernels = q.is_cuda and q.dtype in NARROW
+    bound = longest(q, k, lengths)
+    prepared = prepared._replace(longest=bound, is_out_like=alike, has_kernels=has_kernels)
     if lengths is not NO_LENGTHS:
         return prepared
     return prepared._replace(call=call_of(prepared, q, lengths))
@@ -132,8 +141,7 @@ def call_of(prepared, q, lengths):
         options = in_order(scale, prepared.beside, lengths, engine)
         listed = Listed(prepared.alone, up_to_lists(options))
     options = in_order(scale, window, lengths)
-    beside = prepared.longest, prepared.is_out_like, listed, prepared.only_kernels
-    return Call(function, scale, window, lengths, options, *beside)
+    return Call(function, scale, window, lengths, options, *prepared[OF_CALL], listed)
 
 
 def longest(q, k, lengths):

@@ -5,18 +5,38 @@ Source: FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2. It runs whereve
 are. Next: function/interpret.py.
 """
 
+import contextlib
+import functools
+
 import torch
 
 from fa3.flex.caches import with_factors
 from fa3.flex.function.graph import BATCH, COTANGENT, HEAD, KEY, QUERY, SCORE
 from fa3.flex.function.interpret import add_into, evaluate
 from fa3.flex.sequences import sequences_of
+from fa3.torch.operators import is_any_autocast_enabled
 
 QUERIES, KEYS = 256, 512  # of a tile; all heads at once
 
 
 def wide(dtype):
     return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def without_autocast(compute):
+    """It would round the rows, which are wide, to 16 bits for each product."""
+
+    @functools.wraps(compute)
+    def computed(*arguments):
+        if not is_any_autocast_enabled():
+            return compute(*arguments)
+        with contextlib.ExitStack() as stack:
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            return compute(*arguments)
+
+    return computed
 
 
 class Tile:
@@ -60,6 +80,7 @@ def heads_first(x, dtype):
     return x.transpose(0, 1).to(dtype)
 
 
+@without_autocast
 def forward(call, q, k, v, tensors, out, lse):
     """Writes out and lse; rows of no sequence get 0 and -inf."""
     out.zero_()
@@ -101,6 +122,7 @@ def online(call, tensors, sequence, rows, keys, values, first, blocks):
     return total, largest, o
 
 
+@without_autocast
 def backward(call, gradient, q, k, v, out, lse, tensors, do, dlse, totals):
     """dq, dk and dv. totals: number of a captured tensor -> its gradient, added to."""
     dtype = wide(q.dtype)

@@ -20,7 +20,11 @@ from fa3._options import (
 )
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch import operators, textbook
-from fa3.torch.checks import refuse_other_than_tensor, refuse_without_strides
+from fa3.torch.checks import (
+    refuse_numbers_that_learn,
+    refuse_other_than_tensor,
+    refuse_without_strides,
+)
 from fa3.torch.dropout import seeded
 from fa3.torch.library import (
     Function,
@@ -41,6 +45,7 @@ SINK = len(SCORES)
 SOFTCAP = SINK - 2
 TENSORS_END = SINK + len(TENSORS)
 NUMBERS = {type(None), bool, int, float}
+NAMES_OF_NUMBERS = [*DEFAULTS][SOFTCAP:SINK]
 
 
 class Attention(Function):
@@ -119,10 +124,11 @@ def attend(q, k, v, out, return_lse, options, generator=None):
             q, k, v = to_autocast_type(device_type, q, k, v)
     options = seeded(q, options, generator)
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
-        return in_float64(q, k, v, out, return_lse, options)
+        return in_float64(q, k, v, out, return_lse, options)  # gradients flow into numbers, too
+    numbers = options[SOFTCAP:SINK]
+    if numbers and not (plain and NUMBERS.issuperset(map(type, numbers))):
+        refuse_numbers_that_learn(**dict(zip(NAMES_OF_NUMBERS, numbers, strict=False)))
     if plain:
-        if len(options) > SOFTCAP and not NUMBERS.issuperset(map(type, options[SOFTCAP:SINK])):
-            refuse_numbers_that_learn(options[SOFTCAP:SINK])
         others = [] if out is None else [out]
         if len(options) > SINK:
             others += [x for x in options[SINK:] if type(x) not in NUMBERS]
@@ -191,17 +197,6 @@ def refuse_without_gradient(k, options):
             raise Unsupported(
                 f"{', '.join(given)}: no gradient goes through a cache or quantized tensors; "
                 "use torch.no_grad()"
-            )
-
-
-def refuse_numbers_that_learn(numbers):
-    """A number that is a tensor is read, and its gradient would be lost without a word."""
-    for name, value in zip([*DEFAULTS][SOFTCAP:], numbers, strict=False):
-        if torch.is_grad_enabled() and getattr(value, "requires_grad", False):
-            instead = "multiply q by it" if name == "scale" else "use fa3.flex_attention"
-            raise Unsupported(
-                f"{name}: expected a number, got a tensor that needs a gradient, which does not "
-                f"flow into it; {instead}, or detach() it"
             )
 
 

@@ -16,6 +16,7 @@ def refuse_other_than_tensor(name, value):
 
 def refuse_wrong_numbers(scale=None, softcap=None, causal=None):
     """What the library refuses of numbers that it does not see."""
+    refuse_numbers_that_learn(scale=scale, softcap=softcap)
     if causal is not None and not isinstance(causal, (bool, int)):
         raise TypeError(f"causal: expected True or False, got {causal!r}")
     for name, number in (("scale", scale), ("softcap", softcap)):
@@ -29,6 +30,17 @@ def refuse_wrong_numbers(scale=None, softcap=None, causal=None):
         raise InvalidArgument(f"softcap: expected 0 (off) or a finite number > 0, got {softcap}")
 
 
+def refuse_numbers_that_learn(**numbers):
+    """A number that is a tensor is read, and its gradient would be lost without a word."""
+    for name, value in numbers.items():
+        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+            instead = "multiply q by it" if name == "scale" else "use fa3.flex_attention"
+            raise Unsupported(
+                f"{name}: expected a number, got a tensor that needs a gradient, which does not "
+                f"flow into it; {instead}, or detach() it"
+            )
+
+
 def refuse_without_strides(**tensors):
     """Refuses tensors whose elements do not lie in one memory with strides: nested and sparse ones.
 
@@ -36,15 +48,27 @@ def refuse_without_strides(**tensors):
     """
     for name, tensor in tensors.items():
         if tensor.is_nested:
+            instead = "pass its to_padded_tensor(0.0)"
+            if name in ("q", "k", "v"):
+                side = "q" if name == "q" else "k"
+                instead = f"pass its values(), and its offsets() in int32 as cu_seqlens_{side}"
             raise InvalidArgument(
-                f"{name}: expected a tensor with strides, got a nested one; pass its values(), and "
-                f"its offsets() in int32 as cu_seqlens_{'q' if name == 'q' else 'k'}"
+                f"{name}: expected a tensor with strides, got a nested one; {instead}"
             )
         if tensor.layout != torch.strided:
             raise InvalidArgument(
                 f"{name}: expected a tensor with strides, got one of {tensor.layout}; pass its "
                 "to_dense()"
             )
+
+
+def refuse_transforms():
+    """What torch.func takes apart comes back in wrappers without memory, and would be kept."""
+    if torch._C._are_functorch_transforms_active():
+        raise Unsupported(
+            "score_mod, mask_mod, bias, alibi_slopes: not inside of torch.func's transforms (grad, "
+            "vmap, ...); use torch.autograd, or a fa3.masks.BlockMask as the only mask"
+        )
 
 
 def refuse_tangents(*arguments):

@@ -92,6 +92,14 @@ def are_plain(tensors):
     return True
 
 
+def resolved(*tensors):
+    """The arguments, of which tensors hold their numbers themselves: the memory of a lazily negated
+    view (torch._neg_view, the imaginary part of a conjugate) has them without the sign. torch's
+    dispatcher sees to that for operators; whoever calls the library beside it asks here.
+    """
+    return [x.resolve_neg() if isinstance(x, torch.Tensor) and x.is_neg() else x for x in tensors]
+
+
 def have_memory(*tensors):
     """Whether the library could read the tensors now: no wrapper, tracer or compiler holds them."""
     if not CAN_SEE_WATCHERS or _are_functorch_transforms_active():

@@ -103,6 +103,9 @@ def ranks_that_disagree_learn_it_by_one_sentence(world):
     refused(call(dropout_p=0.1), begins, kind=fa3.Unsupported)
     refused(call(dropout_p=1.5), "rank 0: dropout_p: expected a probability from 0 to 1")
     refused(call(q.numpy(), k, v), "rank 0: q: expected a torch.Tensor", kind=TypeError)
+    learned = torch.tensor(0.5, requires_grad=True)
+    refused(call(scale=learned), "rank 0: scale: expected a number", kind=fa3.Unsupported)
+    assert torch.equal(call(scale=learned.detach())(), call(scale=0.5)())
     call()()  # the group still works
 
 
@@ -122,6 +125,20 @@ def a_kind_of_call_is_agreed_upon_once(world):
     finally:
         dist.all_gather_object = original
     assert len(gathered) == 2
+
+
+def lazily_negated_tensors_are_read_with_their_signs(world):
+    q, k, v, _, sink = inputs(16 * world, world, batch=1)
+    given = [*(distributed.shard(x) for x in (q, k, v)), sink]
+
+    def results(sign):
+        leaves = [x.clone().requires_grad_() for x in given]
+        q, k, v, sink = (sign(x) for x in leaves)
+        out, lse = distributed.attention(q, k, v, sink=sink, return_lse=True)
+        sums = [sign(torch.ones_like(x)) for x in (out, lse)]
+        return out, lse, *torch.autograd.grad((out, lse), leaves, sums)
+
+    assert all(map(torch.equal, results(torch._neg_view), results(torch.neg)))
 
 
 def autocast_holds(world):

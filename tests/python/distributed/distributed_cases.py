@@ -237,6 +237,7 @@ CASES = [
     calls.a_kind_of_call_is_agreed_upon_once,
     dropout_is_that_of_one_process,
     a_drawn_seed_is_the_first_ranks,
+    calls.lazily_negated_tensors_are_read_with_their_signs,
     calls.autocast_holds,
     calls.a_plan_says_why,
     calls.names_of_ring_flash_attn_give_the_same,

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from fa3.compat.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
+from fa3.flex import attention as flex_calls  # noqa: E402
 from fa3.flex import bias as forms  # noqa: E402
 from fa3.flex.call import NO_LENGTHS, Call  # noqa: E402
 from fa3.flex.function.text import gradients_of, slope_of  # noqa: E402
@@ -229,7 +230,7 @@ def test_a_kernel_stores_gradients_where_each_score_has_an_element():
     def stored(*shape, batch=2, dtype=torch.bfloat16):
         q, k = (torch.zeros(batch, s, 4, 64, dtype=dtype) for s in (200, 264))
         function, tensors = forms.function_with(torch.zeros(shape, dtype=dtype), None, None)
-        call = Call(function, 1.0, (None, None), NO_LENGTHS, [], 0, False)
+        call = Call(function, 1.0, (None, None), NO_LENGTHS, [], 0, False, True, True)
         return stored_of(call, (0,), q, k, tensors)
 
     assert stored(2, 4, 200, 264) == 0
@@ -391,3 +392,22 @@ def test_flash_attn_takes_alibi_slopes():
     )
     torch.testing.assert_close(out.view_as(mine), mine, rtol=1e-5, atol=1e-6)
     assert lse.shape == (HEADS, BATCH * QUERIES)
+
+
+def test_an_output_in_place_is_written_as_torch_writes_it(monkeypatch):
+    q, k, v = (x.detach() for x in operands(torch.float32))
+    bias, out = randn(QUERIES, KEYS).float(), torch.empty(BATCH, QUERIES, HEADS, DIM)
+    for sentence, wrong in (
+        ("needs no gradient", torch.empty_like(out, requires_grad=True)),
+        ("lazily negated", torch._neg_view(out)),
+    ):
+        with pytest.raises(fa3.InvalidArgument, match=f"^out: expected .*{sentence}"):
+            fa3.attention(q, k, v, bias=bias, out=wrong)
+    with pytest.raises(TypeError, match="^out: expected a torch.Tensor"):
+        fa3.attention(q, k, v, bias=bias, out=out.numpy())
+    assert fa3.attention(q, k, v, bias=bias, out=out) is out
+    # A kernel writes beside torch, which is to know of it.
+    monkeypatch.setattr(flex_calls.device, "forward", lambda *given: (given[-1], None))
+    written = out._version
+    fa3.attention(q, k, v, bias=bias, out=out)
+    assert out._version == written + 1

@@ -243,7 +243,7 @@ def test_keys_that_are_hidden_from_all_queries_take_bits_of_one_row(walked):
 
 
 def call_with(**fields):
-    plain = Call("masked", 1.0, EVERY_KEY, NO_LENGTHS, ["plain"], 0, False)
+    plain = Call("masked", 1.0, EVERY_KEY, NO_LENGTHS, ["plain"], 0, False, True, True)
     return plain._replace(**fields)
 
 

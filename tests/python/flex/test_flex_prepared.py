@@ -343,6 +343,11 @@ def elsewhere():
         torch.set_autocast_enabled("cuda", False)
 
 
+def gradients_of_a_softcap():
+    leaves = [x.clone().requires_grad_() for x in (Q, K, V)]
+    return torch.autograd.grad(flex(softcap, tensors=leaves).square().sum(), leaves)
+
+
 def test_autocast_is_looked_at():
     """Masks are no lists there: these would be cast, and score functions are not."""
     for call in (lambda: flex(mask_mod=documents), lambda: flex(softcap)):
@@ -352,7 +357,11 @@ def test_autocast_is_looked_at():
                 assert torch.equal(call(), outside)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 assert call().dtype == torch.float32
+                torch.testing.assert_close(call(), outside)
             assert torch.equal(call(), outside)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mine = gradients_of_a_softcap()
+    assert all(map(torch.equal, mine, gradients_of_a_softcap()))
     for _ in range(2):
         assert attend(bias=BIAS).dtype == torch.float32
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -469,11 +478,24 @@ def test_what_watches_calls_is_asked_in_each():
         pytest.raises(fa3.Unsupported, match="forward-mode"),
     ):
         call(torch.autograd.forward_ad.make_dual(Q, Q))
-    for transformed in (torch.func.vmap(call), torch.func.grad(lambda q: call(q).sum())):
-        with pytest.raises(RuntimeError, match="functorch|vmap"):
-            transformed(Q)
-    with pytest.raises(RuntimeError, match="functorch"):
+    others = [lambda q: attend(bias=BIAS, tensors=(q, K, V)), lambda q: attend(bias=BIAS > 0)]
+    others.append(lambda q: flex(mask_mod=documents, tensors=(q, K, V)))
+    for kind in (call, *others):
+        for transformed in (
+            torch.func.vmap(kind),
+            torch.func.grad(lambda q, kind=kind: kind(q).sum()),
+        ):
+            with pytest.raises(fa3.Unsupported, match="^score_mod, .*torch.func's transforms"):
+                transformed(Q)
+    with pytest.raises(fa3.Unsupported, match="torch.func"):
         torch.func.vmap(lambda x: x + call(Q).sum())(torch.ones(2))
+    by_lists = lambda q: flex(block_mask=BLOCKS, tensors=(q, K, V)).sum()  # noqa: E731
+    leaf = Q.clone().requires_grad_()
+    right = torch.autograd.grad(by_lists(leaf), leaf)[0]
+    torch.testing.assert_close(torch.func.grad(by_lists)(Q), right)
+    with torch.inference_mode():  # where torch shows the function other operations
+        forget()
+        torch.testing.assert_close(call(Q), flex(softcap))
 
 
 def test_threads_have_calls_of_their_own():

@@ -7,6 +7,12 @@ from flex_functions import inputs
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
+from fa3.flex import device  # noqa: E402
+from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Call  # noqa: E402
+from fa3.flex.function.trace import trace  # noqa: E402
+
+SLOPES = torch.tensor([0.5, 0.25])
+
 
 @pytest.mark.parametrize(
     "result, got",
@@ -39,6 +45,55 @@ def test_wrong_options_are_named(options, sentence):
         fa3.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 1, **options)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda q, **given: fa3.flex_attention(q, q, q, score_mod=lambda s, *_: s * 2, **given),
+        lambda q, **given: fa3.flex_attention(q, q, q, mask_mod=lambda b, h, i, j: i > j, **given),
+        lambda q, **given: fa3.attention(q, q, q, alibi_slopes=torch.ones(q.shape[2]), **given),
+    ],
+)
+def test_a_number_that_learns_is_refused(call):
+    q, _, _ = inputs(dtype=torch.float32)
+    learned = torch.tensor(0.5, requires_grad=True)
+    expected = call(q, scale=0.5)
+    for _ in range(2):  # also where the same has been decided
+        with pytest.raises(fa3.Unsupported, match="^scale: expected a number.*multiply q by it"):
+            call(q, scale=learned)
+        assert torch.equal(call(q, scale=learned.detach()), expected)
+    with torch.no_grad():
+        assert torch.equal(call(q, scale=learned), expected)
+
+
+def test_a_softcap_that_learns_is_refused_beside_a_bias():
+    q, k, v = inputs(dtype=torch.float32)
+    learned = torch.tensor(5.0, requires_grad=True)
+    with pytest.raises(fa3.Unsupported, match="^softcap: expected a number.*fa3.flex_attention"):
+        fa3.attention(q, k, v, bias=torch.ones(1, 1), softcap=learned)
+
+
+WITHOUT_STRIDES = {
+    "torch.sparse_coo": torch.Tensor.to_sparse,
+    "torch.sparse_csr": torch.Tensor.to_sparse_csr,
+    "nested": lambda x: torch.nested.nested_tensor([x], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("kind", WITHOUT_STRIDES)
+def test_tensors_without_strides_are_named(kind):
+    q, k, v = inputs(dtype=torch.float32)
+    without = WITHOUT_STRIDES[kind](torch.ones(2, 2))
+    with pytest.raises(fa3.InvalidArgument, match=f"^bias: expected a tensor with.* {kind}"):
+        fa3.attention(q, k, v, bias=without)
+    if kind != "torch.sparse_csr":
+        slopes = WITHOUT_STRIDES[kind](torch.ones(q.shape[2]))
+        with pytest.raises(fa3.InvalidArgument, match=f"^alibi_slopes: expected .* {kind}"):
+            fa3.attention(q, k, v, alibi_slopes=slopes)
+    with pytest.raises(fa3.Unsupported, match=f"^score_mod: a captured tensor that is {kind}"):
+        fa3.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + without[h, i])
+
+
 REFUSED = {
     "reads the value": lambda s, b, h, q, k: s if q > k else -s,
     "aten.i0": lambda s, b, h, q, k: torch.special.i0(s),
@@ -56,3 +111,31 @@ def test_what_cannot_be_translated_is_named(sentence):
     q, k, v = inputs(dtype=torch.float32)
     with pytest.raises(fa3.Unsupported, match=sentence):
         fa3.flex_attention(q, k, v, score_mod=REFUSED[sentence])
+
+
+@pytest.mark.parametrize("only_kernels", [False, True])
+def test_a_kernel_that_refuses_leaves_the_call_to_torch_or_says_why(monkeypatch, only_kernels):
+    function, tensors = trace(lambda s, b, h, i, j: s + SLOPES[h])
+    own = [False, -1, -1, 0.0, 0.5]
+    here = Call(function, 0.5, EVERY_KEY, NO_LENGTHS, own, 0, False, True, True, only_kernels)
+    q, k, v = (x.detach().bfloat16() for x in inputs(dtype=torch.float32))
+    asked = []
+
+    def kernel(lend, score, *given):
+        asked.append(score)
+        assert all(a is b for a, b in zip(given[:3], (q, k, v), strict=True))
+        assert score[3][0] is SLOPES and [*given[5:]] == own
+        given[3].fill_(len(asked))
+        if len(asked) > 1:
+            raise fa3.Unsupported("not this")
+
+    monkeypatch.setattr(device._native, "forward_with_score", kernel)
+    out, lse = device.forward(here, q, k, v, tensors, None, True)
+    assert (out == 1).all() and lse.shape == (q.shape[0], q.shape[2], q.shape[1])
+    if only_kernels:
+        with pytest.raises(fa3.Unsupported, match="not this"):
+            device.forward(here, q, k, v, tensors, None, False)
+    else:
+        with pytest.warns(device.SlowScores, match="torch operations, which is slow: not this"):
+            assert device.forward(here, q, k, v, tensors, None, False) is None
+    assert len(asked) == 2

@@ -519,6 +519,8 @@ def test_a_number_that_learns_is_refused_where_its_gradient_would_be_lost(name, 
     learned = torch.tensor(0.5, requires_grad=True)
     with pytest.raises(fa3.Unsupported, match=f"^{name}: expected a number.*{instead}"):
         fa3.attention(q, q, q, **{name: learned})
+    with pytest.raises(fa3.Unsupported, match=f"^{name}: expected a number"):
+        fa3.attention(torch._neg_view(q), q, q, **{name: learned})  # which goes another way
     expected = fa3.attention(q, q, q, **{name: 0.5})
     with torch.no_grad():
         assert torch.equal(fa3.attention(q, q, q, **{name: learned}), expected)

@@ -30,6 +30,16 @@ def compiled(function):
     return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
+def test_numbers_that_follow_from_shapes_are_traced(qkv):
+    def call(q, k, v, number):
+        return fa3.attention(q, k, v, scale=number * q.shape[1] ** -0.5, softcap=5.0)
+
+    torch._dynamo.reset()
+    traced = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for number in (0.5, 0.7):
+        torch.testing.assert_close(traced(*qkv, number), call(*qkv, number))
+
+
 FIRST_CALL = """
 import torch, fa3
 x = torch.ones(1, 8, 2, 16, requires_grad=True)

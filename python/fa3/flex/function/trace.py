@@ -21,6 +21,7 @@ from fa3.flex.function.gradient import differentiate
 from fa3.flex.function.graph import BATCH, BOOL, FLOAT, HEAD, INT, KEY, LEAVES, QUERY, SCORE, Graph
 from fa3.flex.function.operations import Maker
 from fa3.flex.function.text import gradients_of, slope_of, text_of
+from fa3.torch.operators import resolved
 
 NO_DATA = torch.device("meta")
 ALL_DIMS = 4  # most dimensions of a captured tensor
@@ -108,10 +109,12 @@ def trace(score_mod):
 class IndexByScalars(TorchFunctionMode):
     """x[i] with scalar tensors i, which torch would read, becomes an operation like others.
 
-    Also sees who calls detach(): autograd does so below this mode, to no effect.
+    Also sees who calls detach(): autograd does so below this mode, to no effect. And gives lazily
+    negated tensors their signs: below autograd torch does so itself, and their gradients are lost.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        args = resolved(*args)
         if function is torch.Tensor.__getitem__:
             tensor, index = args
             index = index if isinstance(index, tuple) else (index,)
@@ -227,6 +230,10 @@ class Tracer(TorchDispatchMode):
 
     def number_of(self, tensor):
         """Of a captured tensor."""
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+            kind = "nested" if tensor.is_nested else tensor.layout
+            kind = tensor.dtype if tensor.is_quantized else kind
+            raise Unsupported(f"score_mod: a captured tensor that is {kind}; expected a dense one")
         if tensor.ndim > ALL_DIMS:
             raise Unsupported(
                 f"score_mod: a captured tensor of {tensor.ndim} dimensions; expected {ALL_DIMS}"
