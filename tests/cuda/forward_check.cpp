@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the contract of tests/cpp/engine cannot ask: every kernel of the tables
+// What the contract (tests/cpp/contract) cannot ask: every kernel of the tables
 // (forward_subjects.h), repeats of each launch, and the same bits from another build of the
 // kernels. Needs a GPU and nothing else.
 #include <algorithm>

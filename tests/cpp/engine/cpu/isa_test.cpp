@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 
 namespace fa3::test {
 namespace {

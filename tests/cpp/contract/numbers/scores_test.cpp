@@ -3,7 +3,7 @@
 // The shapes and scores of kernel_cases.h on every engine: each branch of a tiled softmax.
 #include <gtest/gtest.h>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/cases/kernel_cases.h"
 
 namespace fa3::test {

@@ -10,8 +10,8 @@
 #include <optional>
 #include <ostream>
 
+#include "contract/fixture.h"
 #include "core/dtype.h"
-#include "engine/fixture.h"
 #include "support/cases/fp8.h"
 #include "support/cases/inputs.h"
 #include "support/engines.h"

@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 
 namespace fa3::test {
 namespace {

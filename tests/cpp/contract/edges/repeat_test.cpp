@@ -7,7 +7,7 @@
 #include <optional>
 #include <thread>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/runs/sample.h"
 
 namespace fa3::test {

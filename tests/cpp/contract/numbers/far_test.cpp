@@ -4,8 +4,8 @@
 #include <fa3/tensor.h>
 #include <gtest/gtest.h>
 
+#include "contract/fixture.h"
 #include "core/dtype.h"
-#include "engine/fixture.h"
 #include "support/memory/sparse_memory.h"
 
 namespace fa3::test {

@@ -3,7 +3,7 @@
 // Values that are given transposed: the same bits as of rows, in every engine that reads both.
 #include <gtest/gtest.h>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/cases/fp8.h"
 #include "support/runs/placement.h"
 

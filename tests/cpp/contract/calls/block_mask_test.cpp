@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/cases/cache.h"
 #include "support/oracle/textbook.h"
 

@@ -6,7 +6,7 @@
 
 #include <iterator>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 
 namespace fa3::test {
 namespace {

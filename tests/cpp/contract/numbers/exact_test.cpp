@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cli/call/error_rule.h"
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 
 namespace fa3::test {
 namespace {

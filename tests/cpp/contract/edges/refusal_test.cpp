@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 
 namespace fa3::test {
 namespace {

@@ -3,7 +3,7 @@
 // Rows that see no key, sequences without rows, tensors without elements.
 #include <gtest/gtest.h>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/limits.h"
 
 namespace fa3::test {

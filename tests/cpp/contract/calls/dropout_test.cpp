@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 
 namespace fa3::test {
 namespace {

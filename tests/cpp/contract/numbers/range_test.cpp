@@ -8,7 +8,7 @@
 #include <limits>
 #include <string_view>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/limits.h"
 
 namespace fa3::test {

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "cli/call/error_rule.h"
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/limits.h"
 #include "support/runs/sample.h"
 

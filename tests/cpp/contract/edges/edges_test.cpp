@@ -8,7 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/edges/edge_run.h"
 
 namespace fa3::test {

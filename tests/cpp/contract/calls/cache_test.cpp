@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/cases/cache.h"
 #include "support/cases/fp8.h"
 #include "support/oracle/textbook.h"

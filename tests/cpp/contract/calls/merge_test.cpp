@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "cli/call/error_rule.h"
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/limits.h"
 
 namespace fa3::test {

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "cli/call/error_rule.h"
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 
 namespace fa3::test {
 namespace {

@@ -4,7 +4,7 @@
 // key blocks in a part and several parts in a head, masks whose edges cross blocks.
 #include <gtest/gtest.h>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 
 namespace fa3::test {
 namespace {

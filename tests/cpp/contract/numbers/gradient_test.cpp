@@ -7,7 +7,7 @@
 #include <cmath>
 #include <functional>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/random.h"
 
 namespace fa3::test {

@@ -3,7 +3,7 @@
 // The acceptance matrix: every engine, forward and backward, against the textbook in float64.
 #include <gtest/gtest.h>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/random.h"
 #include "support/runs/sample.h"
 

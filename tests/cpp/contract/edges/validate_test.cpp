@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 #include "support/cases/cache.h"
 
 namespace fa3::test {

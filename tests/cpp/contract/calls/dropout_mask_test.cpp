@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/fixture.h"
+#include "contract/fixture.h"
 
 namespace fa3::test::dropout_mask {
 namespace {
