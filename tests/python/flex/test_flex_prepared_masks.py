@@ -10,7 +10,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
-from test_flex_prepared import (  # noqa: E402
+from torch.nn.attention.flex_attention import create_block_mask  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from warm_calls import (  # noqa: E402
     BIAS,
     BLOCKS,
     CALLS,
@@ -30,8 +32,6 @@ from test_flex_prepared import (  # noqa: E402
     new_tables,  # noqa: F401
     softcap,
 )
-from torch.nn.attention.flex_attention import create_block_mask  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from fa3 import masks  # noqa: E402
 from fa3.flex import attention  # noqa: E402
