@@ -9,6 +9,7 @@
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/cuda/tile/rows.h"
 #include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/forward/smem_plan.cuh"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/scheduler/work_tile.cuh"
@@ -23,17 +24,29 @@ struct ScorePlace {
   int key;
 };
 
+// The first scores of a thread's rows in a block, whose key is the thread's first one.
+inline constexpr int kFirstScore[kRowsPerThread] = {0, 2};
+static_assert(fragment_row_index(kFirstScore[1]) == 1 && fragment_column(kFirstScore[1]) == 0);
+
+// From a tile's first key on, or, of a block mask, where blocks are numbers in a list, from its
+// sequence's.
+template <class Work>
+__device__ __forceinline__ int key_in_tile(const Work& work, int first_key) {
+  if constexpr (requires { work.place.blocks; }) {
+    return cuda::listed_key(work.place.blocks, first_key);
+  } else {
+    return first_key;
+  }
+}
+
 template <class Work>
 __device__ __forceinline__ ScorePlace place_of_scores(const ForwardParams& params, const Work& work,
                                                       int first_row, int first_key) {
   const int lane = int(thread_in_block() % kWarpSize);
   ScorePlace place;
   place.sequence = work.place.sequence_or(work.keys.batch);
-  int listed_key = work.first_key + first_key;
-  if constexpr (requires { work.place.blocks; }) {  // of a block mask: blocks are numbers in a list
-    listed_key = cuda::listed_key(work.place.blocks, first_key);
-  }
-  place.key = listed_key + fragment_lane_column(lane);
+  place.key = key_in_tile(work, first_key) + fragment_lane_column(lane);
+  if constexpr (!requires { work.place.blocks; }) place.key += work.first_key;
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
     const int row = first_row + lane / kQuadLanes + r * kRowDistance;
@@ -81,6 +94,9 @@ __device__ __forceinline__ void apply_tile(float (&scores)[Count], const ScoreFu
 struct FunctionScore {
   ScoreFunction function;
   float scale;  // softmax scale
+
+  __device__ __forceinline__ explicit FunctionScore(const ForwardParams& params)
+      : function{params.score.captures}, scale(params.scale_log2) {}
 
   // What load_of_key() takes of a block, by one address a row.
   template <int Count, class Work>
@@ -156,14 +172,16 @@ struct FunctionScore {
   }
 };
 
-// The function does nothing but add an element of a tile to the score: products begin with that,
-// and go on as where there is no function.
+// The function does nothing but add to the score: products begin with that, and go on as where
+// there is no function.
 struct AddedScore : ScaledScore {
   ScoreFunction function;
   float inverse_scale;
 
-  __device__ __forceinline__ AddedScore(const ScoreFunction& f, float scale)
-      : ScaledScore{scale * kLog2E}, function(f), inverse_scale(fminf(1.0f / scale, 0x1p126f)) {}
+  __device__ __forceinline__ explicit AddedScore(const ForwardParams& params)
+      : ScaledScore{params.score.scale_log2},
+        function{params.score.captures},
+        inverse_scale(params.score.inverse_scale) {}
 
   template <ForwardConfig C, int Count, class Work>
   __device__ __forceinline__ void start_by_tile(float (&products)[Count], uint32_t tile,
@@ -173,6 +191,51 @@ struct AddedScore : ScaledScore {
     const ScorePlace place = place_of_scores(params, work, first_row, first_key);
     apply_tile<C>(products, function, tile, warp,
                   [&](const ScoreFunction& f, int i) { return added(f, place, i); });
+  }
+  template <int Count, class Work>
+  __device__ __forceinline__ void start(float (&products)[Count], const ForwardParams& params,
+                                        const Work& work, int first_row, int first_key) const {
+    const ScorePlace place = place_of_scores(params, work, first_row, first_key);
+    if constexpr (kAddsTwoLines) {
+      if (start_by_two_lines(products, place)) return;
+    }
+    if constexpr (kLoadsRun) {
+      if (start_by_run(products, place)) return;
+    }
+#pragma unroll
+    for (int i = 0; i < Count; ++i) products[i] = added(function, place, i);
+  }
+  // By lines that hold for all of a tile. lines: of the warp's rows, in shared memory, for want of
+  // registers.
+  template <class Work>
+  __device__ __forceinline__ void take_lines(AddedLine* lines, const ForwardParams& params,
+                                             const Work& work, int first_row, int first_key) const {
+    const ScorePlace place = place_of_scores(params, work, first_row, first_key);
+    const int lane = int(thread_in_block() % kWarpSize);
+    __syncwarp();                  // those of the tile before have been read
+    if (lane % kQuadLanes == 0) {  // whose first key is the block's
+      for (int r = 0; r < kRowsPerThread; ++r) {
+        const Line line = line_at(place, kFirstScore[r]);
+        lines[lane / kQuadLanes + r * kRowDistance] = {line.at, line.step,
+                                                       key_in_tile(work, first_key)};
+      }
+    }
+    __syncwarp();
+  }
+  template <int Count, class Work>
+  __device__ __forceinline__ static void start_by_lines(float (&products)[Count],
+                                                        const AddedLine* lines, const Work& work,
+                                                        int first_key) {
+    const int lane = int(thread_in_block() % kWarpSize);
+    const int key = key_in_tile(work, first_key) + fragment_lane_column(lane);
+    const auto line_of = [&](int r) -> Line {
+      const AddedLine line = lines[lane / kQuadLanes + r * kRowDistance];
+      return {__fmaf_rn(float(key - line.key), line.step, line.at), line.step};
+    };
+    const Line line_0 = line_of(0), line_1 = line_of(1);
+    // Always so. Behind a branch the compiler keeps these instructions from those that pack P
+    // before them, for both of which registers do not last.
+    if (first_key >= 0) add_lines(products, line_0, line_1);
   }
   using ScaledScore::prepare;
   // To products that began with nothing.
@@ -186,6 +249,64 @@ struct AddedScore : ScaledScore {
   }
 
  private:
+  // What is added in a row: at the thread's first key of a block, and more from key to key.
+  struct Line {
+    float at, step;
+  };
+
+  __device__ __forceinline__ Line line_at(const ScorePlace& place, int i) const {
+    Line line;
+    ScoreFunction f = function;
+    f.step = &line.step;
+    line.at = added(f, place, i);
+    line.step *= inverse_scale;
+    return line;
+  }
+  template <int Count>
+  __device__ __forceinline__ static void add_lines(float (&products)[Count], const Line& line_0,
+                                                   const Line& line_1) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const Line& line = fragment_row_index(i) == 0 ? line_0 : line_1;
+      products[i] = __fmaf_rn(float(fragment_column(i)), line.step, line.at);
+    }
+  }
+
+  // If both rows of all of the warp's threads have one line each in this block.
+  template <int Count>
+  __device__ __forceinline__ bool start_by_two_lines(float (&products)[Count],
+                                                     const ScorePlace& place) const {
+    const Line line_0 = line_at(place, kFirstScore[0]), line_1 = line_at(place, kFirstScore[1]);
+    const bool is_line = line_at(place, Count - 1 - kFirstScore[1]).step == line_0.step &&
+                         line_at(place, Count - 1).step == line_1.step;
+    if (!__all_sync(0xffffffff, is_line)) return false;
+    add_lines(products, line_0, line_1);
+    return true;
+  }
+
+  // By one address a row, if all elements are inside.
+  template <int Count>
+  __device__ __forceinline__ bool start_by_run(float (&products)[Count],
+                                               const ScorePlace& place) const {
+    Run run[kRowsPerThread];
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      ScoreFunction f = function;
+      f.run = &run[r];
+      f.column = fragment_column(Count - 1);
+      score_at(f, 0.0f, place, kFirstScore[r]);
+    }
+    if (!__all_sync(0xffffffff, run[0].is_inside && run[1].is_inside)) return false;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      ScoreFunction f = function;
+      f.in_run = &run[fragment_row_index(i)];
+      f.column = fragment_column(i);
+      products[i] = added(f, place, i);
+    }
+    return true;
+  }
+
   // -0 is what adds nothing.
   __device__ __forceinline__ float added(const ScoreFunction& f, const ScorePlace& place,
                                          int i) const {
