@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of a score function, compiled as plain C++, and the graph that it was written of."""
+"""The CUDA text of a score function, compiled as plain C++, and the graph it was written of."""
 
 import ctypes
 import shutil
@@ -9,6 +9,7 @@ import flex_functions as functions
 import pytest
 import torch
 from builds import ROOT
+
 from fa3.flex.function.interpret import evaluate
 from fa3.flex.function.text import text_of
 from fa3.flex.known_functions import function_of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that add lines and runs of a table to the score: kernels begin their products with them."""
+"""Functions that add lines and runs of a table: kernels begin their products with them."""
 
 import warnings
 
@@ -111,3 +111,34 @@ def test_what_is_added_to_packed_sequences(device, name):
         max_seqlen_q=300,
         max_seqlen_k=300,
     )
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("extent, shift", [(ROWS + KEYS, KEYS - 1), (150, 400), (90, -20)])
+def test_gradients_of_distances_are_those_of_float64(device, dim, extent, shift):
+    """Also of distances beyond the table, which are clamped or count from its end."""
+    q, k, v = inputs(device, ROWS, KEYS, dim)
+    table = torch.randn(HEADS, extent, generator=torch.Generator().manual_seed(7)).to(device)
+    upstream = torch.randn(2, ROWS, HEADS, dim, generator=torch.Generator().manual_seed(8))
+    upstream = upstream.to(device)
+
+    def gradients(*tensors, nothing=None):
+        q, k, v, table = (t.detach().requires_grad_() for t in tensors)
+
+        def distance(s, b, h, i, j):
+            return s + table[h if nothing is None else h + i * nothing, i - j + shift]
+
+        out = fa3.flex_attention(q, k, v, score_mod=distance, window=(400, 60))
+        return torch.autograd.grad((out * upstream).sum(), (q, k, v, table))
+
+    mine = gradients(q, k, v, table)
+    one_by_one = gradients(q, k, v, table, nothing=0)  # the table's row might be the query's
+    largest = one_by_one[3].abs().max().item()
+    torch.testing.assert_close(mine[3], one_by_one[3], rtol=0, atol=5e-5 * largest)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", device_of_scores.SlowScores)
+        right = gradients(*(t.double() for t in (q, k, v, table)))
+    for a, b in zip(mine, right, strict=True):
+        atol = max(4 * torch.finfo(q.dtype).eps, 5e-5) * b.abs().max().item()
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=atol)

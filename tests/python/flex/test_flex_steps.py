@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function adds to the score, from key to key: lines, and loads of what lies side by side."""
+"""What a function adds to the score, from key to key: lines, loads of what lies side by side."""
 
 import re
 
@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fa3", reason="the Python package is not built")
 from compiled_text import COMPILER, HEADS, ROWS, check, of_text, places  # noqa: E402
-from fa3.flex.function.text import text_of  # noqa: E402
+
+from fa3.flex.function.text import gradients_of, text_of  # noqa: E402
 from fa3.flex.known_functions import function_of  # noqa: E402
 
 slopes = functions.randn(HEADS, dtype=torch.float32, seed=1)
@@ -47,6 +48,21 @@ RUNS = {  # and their steps
     "other distance": (lambda s, b, h, q, k: s + table[b, k - q] * slopes[h], 1),
     "every second": (lambda s, b, h, q, k: s - 0.5 * table[h, 2 * k - 3], 2),
     "of 16 bits": (lambda s, b, h, q, k: s + table.half()[h, k], 1),
+    "of a row": (lambda s, b, h, q, k: s + table[q % 3, k], 1),
+    "of a row's square": (lambda s, b, h, q, k: s + table[h, k + (q * q) % 7], 1),
+}
+DISTANCES = {  # and their steps from key to key
+    "before": (lambda s, b, h, q, k: s + table[h, q - k + last], -1),
+    "behind": (lambda s, b, h, q, k: s * 2 + slopes[h] * table[b, k - q - 3], 1),
+    "of a tensor of one dimension": (lambda s, b, h, q, k: s + slopes[k - q], 1),
+}
+NO_DISTANCES = {
+    "keys": lambda s, b, h, q, k: s + table[h, k],
+    "sum": lambda s, b, h, q, k: s + table[h, q + k],
+    "every second": lambda s, b, h, q, k: s + table[h, 2 * (q - k)],
+    "clamped": lambda s, b, h, q, k: s + table[h, torch.clamp(q - k, -3, 3) + 3],
+    "of a row": lambda s, b, h, q, k: s + table[q % 3, q - k],
+    "of scores": lambda s, b, h, q, k: s + table[q % 3, k],
 }
 NO_RUNS = {
     "of the score": lambda s, b, h, q, k: s * table[h, k],
@@ -142,6 +158,30 @@ def test_a_run_is_not_inside_where_an_index_is_clamped_or_counts_from_the_end(tm
 @pytest.mark.parametrize("other", NO_RUNS)
 def test_what_is_no_run_is_loaded_one_by_one(other):
     assert called(NO_RUNS[other])[1] == 0
+
+
+def gradients(score_mod):
+    function, tensors = function_of(score_mod)
+    return gradients_of(function, function.gradient((*range(len(tensors)),)))
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_gradients_of_a_distance_are_added_up(distance):
+    score_mod, step = DISTANCES[distance]
+    assert re.search(rf"add_for_distance<\d, {step}>\(", gradients(score_mod))
+
+
+@pytest.mark.parametrize("other", NO_DISTANCES)
+def test_what_is_no_distance_is_added_otherwise(other):
+    assert "add_for_distance" not in gradients(NO_DISTANCES[other])
+
+
+def test_one_tensor_has_sums_of_distances():
+    def two(s, b, h, q, k):
+        return s + table[h, q - k] + slopes[k - q]
+
+    text = gradients(two)
+    assert text.count("add_for_distance<") == 1 and text.count("add<") == 1
 
 
 def test_what_each_query_has_of_its_own_is_loaded_a_block_ahead():

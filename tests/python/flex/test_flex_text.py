@@ -23,6 +23,7 @@ from compiled_text import (  # noqa: E402
     of_text,
     places,
 )
+
 from fa3.flex.function.interpret import add_into, evaluate  # noqa: E402
 from fa3.flex.function.text import LONGEST, gradients_of, slope_of, text_of  # noqa: E402
 from fa3.flex.known_functions import function_of  # noqa: E402

@@ -8,9 +8,8 @@ a kernel finds such numbers for a block of keys with an instruction each. Next: 
 import operator
 from typing import NamedTuple
 
-from fa3.flex.function.graph import FLOAT, KEY, SCORE
+from fa3.flex.function.graph import FLOAT, KEY, QUERY, SCORE
 from fa3.flex.function.operations import Maker
-
 
 FOLDED = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg}
 
@@ -63,22 +62,38 @@ def run_of(graph, added):
     *others, last = graph.nodes[asking[0]].arguments
     if any(KEY in leaves_of(graph, n) for n in others):
         return None
-    step = step_of(graph, last, bends=0)
-    if step is None or graph.nodes[step].op != "constant":
+    step = constant_step_of(graph, last, KEY)
+    return None if step is None else Run(asking[0], step)
+
+
+def distance_step_of(graph, indices):
+    """The step from key to key, 1 or -1, of the last of these indices, if it is one of the distance
+    of key and query, and no other knows of either; else None."""
+    if not indices or any({KEY, QUERY} & leaves_of(graph, n) for n in indices[:-1]):
         return None
-    return Run(asking[0], graph.nodes[step].value)
+    step = constant_step_of(graph, indices[-1], KEY)
+    if step not in (1, -1) or constant_step_of(graph, indices[-1], QUERY) != -step:
+        return None
+    return step
 
 
-def step_of(graph, number, bends=1):
-    """The node by which this one changes from key to key, None if it is no line. It may bend where
-    the argument of an abs() is 0, in `bends` places at most: then the step differs there, which
-    tells a kernel of it."""
+def constant_step_of(graph, number, of):
+    """The step, if it is a number; else None."""
+    step = step_of(graph, number, bends=0, of=of)
+    node = None if step is None else graph.nodes[step]
+    return node.value if node is not None and node.op == "constant" else None
+
+
+def step_of(graph, number, bends=1, of=KEY):
+    """The node by which this one changes from key to key (`of`), None if it is no line. It may bend
+    where the argument of an abs() is 0, in `bends` places at most: then the step differs there,
+    which tells a kernel of it."""
     steps, make = {}, FoldingMaker(graph)
     for n in graph.needed_for(number):
         node = graph.nodes[n]
-        if node.op == KEY:
+        if node.op == of:
             steps[n] = make(1)
-        elif KEY not in leaves_of(graph, n):
+        elif of not in leaves_of(graph, n):
             steps[n] = None
         else:
             rule = STEPS.get(node.op)
@@ -88,7 +103,9 @@ def step_of(graph, number, bends=1):
             if step is None or bends < 0:
                 return None
             steps[n] = step
-    return make(0.0 if graph.kind(number) == FLOAT else 0) if steps[number] is None else steps[number]
+    return (
+        make(0.0 if graph.kind(number) == FLOAT else 0) if steps[number] is None else steps[number]
+    )
 
 
 def leaves_of(graph, number):

@@ -10,7 +10,7 @@ import torch
 
 from fa3.flex.function.graph import BATCH, BOOL, COTANGENT, HEAD, INT, KEY, QUERY, SCORE
 from fa3.flex.function.operations import OPERATIONS
-from fa3.flex.function.steps import added_to_score, leaves_of, run_of, step_of
+from fa3.flex.function.steps import added_to_score, distance_step_of, leaves_of, run_of, step_of
 
 NAMES = {SCORE: "score", BATCH: "b", HEAD: "h", QUERY: "q_idx", KEY: "kv_idx"}
 NAMES |= {COTANGENT: "gradient"}
@@ -59,13 +59,29 @@ def gradients_of(function, gradient, longest=LONGEST):
         node = graph.nodes[load]
         places = {graph.nodes[n].op for n in graph.needed_for(*node.arguments)}
         add = "add" if QUERY in places else "add_for_key" if KEY in places else "add_for_tile"
-        if (add, node.value) in summed:
+        step = distance_step_of(graph, node.arguments)
+        if step is not None and "distance" not in summed:
+            add = "add_for_distance"
+            summed.add("distance")
+        elif (add, node.value) in summed:
             add = "add"
         summed.add((add, node.value))
-        arguments = [name_of(graph, value), *indices(graph, node.arguments, longest)]
-        statements.append(f"{add}<{node.value}>({', '.join(arguments)});")
+        statements.append(added_gradient(graph, add, node, value, step, longest))
         needed += [value, *node.arguments]
     return body(function, longest, needed, after=statements)
+
+
+def added_gradient(graph, add, load, value, step, longest):
+    """The statement that adds to the gradient of what was loaded."""
+    places = [*load.arguments]
+    number = load.value
+    if add == "add_for_distance":
+        *others, last = places
+        arguments = [name_of(graph, last), *indices(graph, others, longest)]
+        number = f"{number}, {step}"
+    else:
+        arguments = indices(graph, places, longest)
+    return f"{add}<{number}>({', '.join([name_of(graph, value), *arguments])});"
 
 
 def body(function, longest, numbers, before=(), after=(), returns=None):
@@ -91,7 +107,9 @@ def body(function, longest, numbers, before=(), after=(), returns=None):
             call = loads_ahead(graph, node, longest)
             lines.append(f"const float x{number} = {call.format(f'{element}, {node.value}')};")
         elif run is not None and number == run.load:
-            lines.append(f"const {TYPES[node.kind]} x{number} = {loads_run(function, run, longest)};")
+            lines.append(
+                f"const {TYPES[node.kind]} x{number} = {loads_run(function, run, longest)};"
+            )
         elif node.op not in NAMES:
             value = expression(graph, node, function.types, longest)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")

@@ -24,10 +24,6 @@ struct ScorePlace {
   int key;
 };
 
-// The first scores of a thread's rows in a block, whose key is the thread's first one.
-inline constexpr int kFirstScore[kRowsPerThread] = {0, 2};
-static_assert(fragment_row_index(kFirstScore[1]) == 1 && fragment_column(kFirstScore[1]) == 0);
-
 // From a tile's first key on, or, of a block mask, where blocks are numbers in a list, from its
 // sequence's.
 template <class Work>
@@ -215,7 +211,7 @@ struct AddedScore : ScaledScore {
     __syncwarp();                  // those of the tile before have been read
     if (lane % kQuadLanes == 0) {  // whose first key is the block's
       for (int r = 0; r < kRowsPerThread; ++r) {
-        const Line line = line_at(place, kFirstScore[r]);
+        const Line line = line_at(place, kFirstElement[r]);
         lines[lane / kQuadLanes + r * kRowDistance] = {line.at, line.step,
                                                        key_in_tile(work, first_key)};
       }
@@ -276,8 +272,8 @@ struct AddedScore : ScaledScore {
   template <int Count>
   __device__ __forceinline__ bool start_by_two_lines(float (&products)[Count],
                                                      const ScorePlace& place) const {
-    const Line line_0 = line_at(place, kFirstScore[0]), line_1 = line_at(place, kFirstScore[1]);
-    const bool is_line = line_at(place, Count - 1 - kFirstScore[1]).step == line_0.step &&
+    const Line line_0 = line_at(place, kFirstElement[0]), line_1 = line_at(place, kFirstElement[1]);
+    const bool is_line = line_at(place, Count - 1 - kFirstElement[1]).step == line_0.step &&
                          line_at(place, Count - 1).step == line_1.step;
     if (!__all_sync(0xffffffff, is_line)) return false;
     add_lines(products, line_0, line_1);
@@ -294,7 +290,7 @@ struct AddedScore : ScaledScore {
       ScoreFunction f = function;
       f.run = &run[r];
       f.column = fragment_column(Count - 1);
-      score_at(f, 0.0f, place, kFirstScore[r]);
+      score_at(f, 0.0f, place, kFirstElement[r]);
     }
     if (!__all_sync(0xffffffff, run[0].is_inside && run[1].is_inside)) return false;
 #pragma unroll
