@@ -155,6 +155,14 @@ enum {
  *
  *     return score + load<float, 0>(h) * (kv_idx - q_idx);
  *
+ * A text that ends in its one `return score + name;`, and has the score nowhere else, says that it
+ * adds to the score: kernels then begin their products with that, which costs the least. In place
+ * of the name there may be `linear(name, step)`, where the number changes by `step` from key to
+ * key, as ALiBi's does, or `piecewise_linear(name, step)`, where two keys of one step have no other
+ * between. And such a text may load, once, by `load_run<T, n, 1>(index, i, ...)`, which is
+ * `load<T, n>(i, ..., index)` where the index grows by 1 (or another constant) from key to key and
+ * no index i depends on kv_idx: a table of relative positions.
+ *
  * The first call compiles it, in a second or two, by libnvrtc (which FA3_NVRTC or `compiler` name,
  * or the loader finds); later calls, and later processes of the same user, find the machine code
  * again (FA3_CACHE_DIR; ~/.cache/fa3). The text is code of this process: as trusted as the program.
@@ -168,7 +176,10 @@ enum {
  * and `gradients` that of a function that gets the gradient of what f returned and adds to those of
  * captured tensors, in any order: add<n>(value, i, ...) to that of the element which load<T, n>(i,
  * ...) reads. Where no index depends on q_idx, add_for_key<n> does it with fewer additions to
- * memory, and add_for_tile<n>, where none depends on kv_idx either; each once a tensor. Where the
+ * memory, and add_for_tile<n>, where none depends on kv_idx either; each once a tensor.
+ * add_for_distance<n, 1>(value, index, i, ...) is add<n>(value, i, ..., index) where the index grows
+ * by 1 (or -1) from key to key and falls by as much from query to query: once, outside of any
+ * branch. Where the
  * slope is 1, the gradient of what load_of_score() loads is that of the score: with stores_gradient
  * it is stored as it comes, once for each score that the masks leave, provided that no two scores
  * load one element; `gradients`, which may be empty, then says nothing of it. On Hopper, to head
