@@ -66,7 +66,7 @@ struct CapturedSmem {
 };
 struct NoCaptured {};
 
-// The lines of a tile's rows (consumer_score_function.cuh).
+// The lines of a tile's rows (consumer_score_added.cuh).
 template <ForwardConfig C>
 struct AddedLinesSmem {
   AddedLine rows[C.block_m];

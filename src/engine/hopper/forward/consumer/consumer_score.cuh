@@ -8,7 +8,7 @@
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
 #ifdef FA3_SCORE_FUNCTION
-#include "engine/hopper/forward/consumer/consumer_score_function.cuh"
+#include "engine/hopper/forward/consumer/consumer_score_added.cuh"
 #endif
 
 namespace fa3::hopper {
