@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fa3 import _native
 from fa3._arrays import is_torch
 from fa3.errors import InvalidArgument
 
@@ -23,6 +24,7 @@ __all__ = [
     "from_slices",
     "from_torch",
     "from_tree",
+    "keep_lists",
 ]
 
 BLOCK = 128
@@ -42,6 +44,17 @@ class BlockMask(NamedTuple):
 
     blocks: object
     bits: object
+
+
+def keep_lists(keep=True):
+    """Whether calls on a GPU keep the lists that the library makes of a block mask, beside the
+    mask's torch tensors, until these are written to or gone (docs/masks.md): yes, unless told
+    otherwise.
+
+    keep: False lets go of those that are kept, and makes lists in each call.
+    """
+    cuda = sys.modules["torch"].cuda
+    _native.keep_block_lists(cuda.is_current_stream_capturing if keep else None)
 
 
 def as_block_mask(mask):
