@@ -240,8 +240,8 @@ bool GivenLists::find(const ListMaker& maker, const void* params, const Describe
                       const MaskArrays& arrays, const Call& call, Borrowed* borrowed) {
   if (s_is_capturing == nullptr || call.allocate == Py_None) return true;
   const fa3_options& options = given.options;
-  for (const fa3_tensor* lengths : {&options.cu_seqlens_q, &options.cu_seqlens_k,
-                                    &options.seqused_q, &options.seqused_k}) {
+  for (const fa3_tensor* lengths :
+       {&options.cu_seqlens_q, &options.cu_seqlens_k, &options.seqused_q, &options.seqused_k}) {
     if (lengths->rank > 0) return true;
   }
   int64_t writes[2] = {};

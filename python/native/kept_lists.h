@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Lists of block masks (fa3_block_lists) that stay between calls. A mask is that of many calls: the
-// first of a kind is noted, the second makes the lists, on its stream, and later ones of that stream
-// are given them, until an array of the mask is written to or gone. Next: lend_workspace.h.
+// first of a kind is noted, the second makes the lists, on its stream, and later ones of that
+// stream are given them, until an array of the mask is written to or gone. Next: lend_workspace.h.
 #pragma once
 
 #include <fa3/fa3.h>
@@ -11,8 +11,9 @@
 
 namespace fa3::python {
 
-// keep_block_lists(is_capturing): calls keep lists from now on, but while is_capturing() is true, for
-// a captured graph may run when the lists are gone. keep_block_lists(None): none are kept any more.
+// keep_block_lists(is_capturing): calls keep lists from now on, but while is_capturing() is true,
+// for a captured graph may run when the lists are gone. keep_block_lists(None): none are kept any
+// more.
 PyObject* keep_block_lists(PyObject*, PyObject* is_capturing);
 
 // What a pass of the C ABI has for lists.
@@ -38,7 +39,8 @@ struct Call;
 class GivenLists {
  public:
   // Into params->options.block_lists, if lists are kept for such calls. They stay, with `this` and
-  // `borrowed`, until the call has returned. False: a Python exception that ends the program is set.
+  // `borrowed`, until the call has returned. False: a Python exception that ends the program is
+  // set.
   template <class Pass>
   bool give(const MaskArrays& mask, const Call& call, Borrowed* borrowed,
             typename Pass::Params* params);

@@ -146,8 +146,7 @@ fa3_status fa3_backward_block_lists_size(const fa3_backward_params* params, size
 }
 
 fa3_status fa3_forward_make_block_lists(const fa3_forward_params* params, void* memory,
-                                        size_t memory_bytes, void* stream,
-                                        fa3_block_lists* lists) {
+                                        size_t memory_bytes, void* stream, fa3_block_lists* lists) {
   return with_params(params, [&](const auto& p) {
     return make_block_lists(p, {memory, memory_bytes}, stream, lists);
   });

@@ -56,7 +56,7 @@ Status provide(const Params& params, int64_t bytes, Workspace workspace, void** 
                    " bytes, got ", workspace.data);
   }
   *memory = workspace.data;
-  return check_workspace(params, {workspace.data, bytes});
+  return check_workspace(params, {workspace.data, bytes, is.name});
 }
 
 template <class P, class Params>

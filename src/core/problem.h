@@ -90,7 +90,8 @@ struct Problem {
   float softcap = 0.0f;  // 0 = off
   MaskRule mask;
   BlockMask block_mask;  // besides the rule
-  void* block_lists = nullptr;  // of the mask, made before by the engine; null: a call makes its own
+  void* block_lists =
+      nullptr;  // of the mask, made before by the engine; null: a call makes its own
   Dropout dropout;
   bool batch_invariant = false;
 

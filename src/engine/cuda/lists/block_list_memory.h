@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a call's workspace, or memory of their own, has the lists of a block mask. Planned and cut by
-// the same numbers.
+// Where a call's workspace, or memory of their own, has the lists of a block mask. Planned and cut
+// by the same numbers.
 #pragma once
 
 #include "core/workspace.h"

@@ -162,8 +162,8 @@ cudaError_t list_tiles(const ForwardPlan& plan, void* workspace, cudaStream_t st
   return prepare_varlen_metadata(list, stream);
 }
 
-// Clears the tile counter, with the list of tiles, those of key blocks that are made here, or alone;
-// that of e4m3 operands alone is cleared by the kernel that prepares these.
+// Clears the tile counter, with the list of tiles, those of key blocks that are made here, or
+// alone; that of e4m3 operands alone is cleared by the kernel that prepares these.
 cudaError_t prepare_scheduler(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   const ForwardWorkspace& w = plan.workspace;
   int* counter = array_at<int>(workspace, w.tile_counter);
