@@ -12,7 +12,7 @@
 namespace fa3::python {
 namespace {
 
-constexpr size_t kMostKinds = 8;                // of calls under one mask
+constexpr size_t kMostKinds = 16;               // of calls under one mask
 constexpr size_t kMostBytes = size_t{1} << 30;  // of all lists
 PyObject* s_is_capturing = nullptr;             // null: nothing is kept
 PyObject *s_version = nullptr, *s_forget = nullptr;
