@@ -111,8 +111,7 @@ def made_anew_after_writes():
     for written in (None, blocks, bits):
         if written is not None:
             written._version += 1
-        for _ in range(3):
-            forward(blocks, bits)
+        forward(blocks, bits), forward(blocks, bits)
 
 
 @scene

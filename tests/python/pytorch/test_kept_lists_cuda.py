@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
-import fa3.torch  # noqa: E402
 from fa3 import masks  # noqa: E402
+from fa3.torch import disable_sdpa, enable_sdpa  # noqa: E402
 
 if not torch.cuda.is_available():
     pytest.skip("torch finds no CUDA device on this machine", allow_module_level=True)
@@ -53,12 +53,12 @@ def calls():
     sdpa = torch.nn.functional.scaled_dot_product_attention
 
     def by_sdpa(q, k, v):
-        fa3.torch.enable_sdpa()
+        enable_sdpa()
         try:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             return sdpa(q, k, v, attn_mask=seen).transpose(1, 2)
         finally:
-            fa3.torch.disable_sdpa()
+            disable_sdpa()
 
     return {
         "attention": lambda *qkv: attend(*qkv, block_mask=blocks),
@@ -193,7 +193,8 @@ def test_packed_sequences_make_their_own():
     q, k, v = (x.flatten(0, 1) for x in inputs())
     cu = torch.tensor([0, ROWS, 2 * ROWS], dtype=torch.int32, device="cuda")
     mask = mask_of_documents()
-    lengths = dict(cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=ROWS, max_seqlen_k=ROWS)
+    lengths = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": ROWS}
+    lengths["max_seqlen_k"] = ROWS
     outs = [fa3.attention(q, k, v, block_mask=mask, **lengths) for _ in range(3)]
     assert all(torch.equal(out, outs[0]) for out in outs)
     call = lambda: fa3.attention(q, k, v, block_mask=mask, **lengths)  # noqa: E731
