@@ -21,8 +21,8 @@
  * - Every params struct starts with `struct_size`: start from its `*_init` function, then set
  *   fields. Later versions append fields to the params structs and to fa3_options. A program works
  *   with every later library: fields that it was compiled without have their defaults. A library
- *   that is older than the program's header refuses its structs, by `struct_size`. fa3_tensor and
- *   fa3_engine_info never grow.
+ *   that is older than the program's header refuses its structs, by `struct_size`. fa3_tensor,
+ *   fa3_block_lists and fa3_engine_info never grow.
  *
  * Names of extents in shapes:
  *

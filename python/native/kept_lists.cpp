@@ -53,6 +53,7 @@ struct Mask {
   PyObject* watches[2] = {};  // weak references to map and bits
   std::vector<Entry> entries;
   size_t oldest = 0;
+  bool counts_writes = true;
 };
 
 struct Arrays {
@@ -244,16 +245,21 @@ bool GivenLists::find(const ListMaker& maker, const void* params, const Describe
        {&options.cu_seqlens_q, &options.cu_seqlens_k, &options.seqused_q, &options.seqused_k}) {
     if (lengths->rank > 0) return true;
   }
+  const Arrays key{arrays.map, has(arrays.bits) ? arrays.bits : nullptr};
+  Mask* mask = mask_of(key);
+  if (mask == nullptr) return forget_error();
+  if (!mask->counts_writes) return true;
   int64_t writes[2] = {};
-  if (!read_writes(arrays.map, &writes[0]) ||
-      (has(arrays.bits) && !read_writes(arrays.bits, &writes[1]))) {
-    return forget_error();
+  if (!read_writes(key.map, &writes[0]) ||
+      (key.bits != nullptr && !read_writes(key.bits, &writes[1]))) {
+    const bool goes_on = forget_error();
+    if (goes_on && (mask = mask_of(key)) != nullptr) mask->counts_writes = false;
+    return goes_on;
   }
   const int captures = is_capturing();
   if (captures != 0) return captures > 0 || forget_error();
   const Kind kind = kind_of(maker, given, writes, call.stream);
-  const Arrays key{arrays.map, has(arrays.bits) ? arrays.bits : nullptr};
-  Mask* mask = mask_of(key);
+  mask = mask_of(key);  // Python has run
   if (mask == nullptr) return forget_error();
   const auto use = [&](const Entry& entry) {
     if (entry.state != Entry::State::kept) return;
