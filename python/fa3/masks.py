@@ -31,6 +31,7 @@ BLOCK = 128
 WORDS = BLOCK // 32
 HIDDEN, FULL = 0, -1
 PAIRS_AT_ONCE = 1 << 26  # of queries and keys that are evaluated together
+_keeps = True  # keep_lists()
 
 
 class BlockMask(NamedTuple):
@@ -53,8 +54,16 @@ def keep_lists(keep=True):
 
     keep: False lets go of those that are kept, and makes lists in each call.
     """
-    cuda = sys.modules["torch"].cuda
-    _native.keep_block_lists(cuda.is_current_stream_capturing if keep else None)
+    global _keeps
+    _keeps = bool(keep)
+    keeps_lists()
+
+
+def keeps_lists():
+    """Tells the compiled module, once torch is there, of which it asks what is being captured."""
+    torch = sys.modules.get("torch")
+    asks = torch is not None and _keeps
+    _native.keep_block_lists(torch.cuda.is_current_stream_capturing if asks else None)
 
 
 def as_block_mask(mask):

@@ -25,7 +25,7 @@ DROPOUT_SEED = list(DEFAULTS).index("dropout_seed")
 DROPOUT_P = list(DEFAULTS).index("dropout_p")
 AVAILABLE_THREADS = _native.available_threads()
 
-masks.keep_lists()
+masks.keeps_lists()
 
 # Whatever may watch or replace a call. These names are private: if one is missing, every call goes
 # through the dispatcher.

@@ -2,11 +2,12 @@
 """Calls on a GPU that is not there, whose library is kept_lists_library.c. Run by
 test_kept_lists.py: prints what the library is asked for, and `= name` before each scene."""
 
+import contextlib
 import gc
 
 import numpy as np
 
-from fa3 import _native
+from fa3 import _native, masks
 from fa3._options import IN_ORDER, Options
 
 PLACE = Options._fields.index
@@ -224,6 +225,16 @@ def not_when_nobody_wants_them():
     forward(blocks), forward(blocks)
     _native.keep_block_lists(lambda: capturing)
     forward(blocks), forward(blocks)
+
+
+@scene
+def not_where_that_was_said_before_torch_came():
+    masks.keep_lists(False)
+    with contextlib.suppress(ImportError):  # torch is not installed
+        import fa3.torch  # noqa: F401
+
+    blocks = Array(1, 1, 2, 2)
+    forward(blocks), forward(blocks), forward(blocks)
 
 
 _native.keep_block_lists(lambda: capturing)
