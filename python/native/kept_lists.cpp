@@ -31,7 +31,7 @@ struct Kind {
   float softcap;
 
   bool operator==(const Kind& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
-  // Of another state of the mask's arrays.
+  // Whether the mask's arrays have another state now.
   bool is_over(const Kind& now) const {
     return std::memcmp(writes, now.writes, sizeof writes) != 0 ||
            std::memcmp(&map, &now.map, sizeof map) != 0 ||
@@ -131,8 +131,8 @@ std::vector<Entry> take_old(const Kind& now, Mask* mask) {
   for (Entry& entry : mask->entries) {
     (entry.kind.is_over(now) ? old : rest).push_back(std::move(entry));
   }
+  if (!old.empty()) mask->oldest = 0;
   mask->entries = std::move(rest);
-  mask->oldest = 0;
   return old;
 }
 
