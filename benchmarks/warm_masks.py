@@ -5,7 +5,7 @@
 
 Microseconds of the wall clock for each of a batch of calls that are queued one behind the other,
 short enough that the host is slower than the GPU; medians over rounds, in which calls with lists
-that are kept and calls that make their own take turns (fa3.masks.keep_lists). `less` is what the
+that are kept and calls that make their own take turns. `less` is what the
 first save. bf16, (2, 256, 4, 64); steps: forward and backward. A call without a mask, causal, is
 there to compare with.
 """
@@ -17,7 +17,7 @@ import torch
 from harness import parser_of
 
 import fa3
-from fa3 import masks
+from fa3 import _native, masks
 
 ROWS, WARM = 256, 4
 
@@ -59,7 +59,7 @@ def cells():
 
 
 def microseconds(call, calls, keep):
-    masks.keep_lists(keep)
+    _native.keep_block_lists(torch.cuda.is_current_stream_capturing if keep else None)
     for _ in range(WARM):
         call()
     torch.cuda.synchronize()

@@ -31,7 +31,6 @@ BLOCK = 128
 WORDS = BLOCK // 32
 HIDDEN, FULL = 0, -1
 PAIRS_AT_ONCE = 1 << 26  # of queries and keys that are evaluated together
-_keeps = True  # keep_lists()
 
 
 class BlockMask(NamedTuple):
@@ -47,23 +46,24 @@ class BlockMask(NamedTuple):
     bits: object
 
 
-def keep_lists(keep=True):
-    """Whether calls on a GPU keep the lists that the library makes of a block mask, beside the
-    mask's torch tensors, until these are written to or gone (docs/masks.md): yes, unless told
-    otherwise.
+def keep_lists(mask, keep=True):
+    """Whether calls on a GPU keep the lists that the library makes of a BlockMask, beside its torch
+    tensors, until these are written to or gone (docs/masks.md). Those of masks that functions of
+    this module have made are kept, unless told otherwise, those of others are not.
 
+    mask: a BlockMask of torch tensors. Returns it.
     keep: False lets go of those that are kept, and makes lists in each call.
     """
-    global _keeps
-    _keeps = bool(keep)
-    keeps_lists()
+    _native.keep_block_lists_of(*mask, keep)
+    return mask
 
 
-def keeps_lists():
-    """Tells the compiled module, once torch is there, of which it asks what is being captured."""
-    torch = sys.modules.get("torch")
-    asks = torch is not None and _keeps
-    _native.keep_block_lists(torch.cuda.is_current_stream_capturing if asks else None)
+def _made(blocks, bits):
+    """A BlockMask of arrays that nobody else writes to."""
+    mask = BlockMask(blocks, bits)
+    if is_torch(blocks) and not sys.modules["torch"].compiler.is_compiling():
+        keep_lists(mask)
+    return mask
 
 
 def as_block_mask(mask):
@@ -101,7 +101,7 @@ def from_dense(mask, *, compact=False):
         )
     if mask.shape[2] > BLOCK and _strides(mask)[2] == 0:
         blocks, bits = from_dense(mask[:, :, :BLOCK], compact=compact)
-        return BlockMask(_repeated(blocks, *_counts(mask.shape[2:3], BLOCK)), bits)
+        return _made(_repeated(blocks, *_counts(mask.shape[2:3], BLOCK)), bits)
     rows = lambda first, end: mask[:, :, first:end]  # noqa: E731
     return _from_rows(rows, mask.shape, _like(mask), compact)
 
@@ -137,7 +137,7 @@ def from_block_map(blocks, *, block=BLOCK):
     block: 128, or 64 queries and keys of an entry.
     """
     if block == BLOCK:
-        return BlockMask(-_int32(blocks), None)
+        return _made(-_int32(blocks), None)
     if block != BLOCK // 2:
         raise InvalidArgument(f"block: expected 64 or 128 queries and keys, got {block}")
     batch, heads, rows, columns = blocks.shape
@@ -153,7 +153,7 @@ def from_block_map(blocks, *, block=BLOCK):
     quarters = np.array([[w >> i & 1 for i in range(4)] for w in range(1, 15)], bool)
     whole = quarters.reshape(14, 2, 2).repeat(block, 1).repeat(block, 2)
     bits = _constant(np.ascontiguousarray(_packed(whole)), blocks)
-    return BlockMask(_int32(way) - 16 * _int32(way == 15), bits)
+    return _made(_int32(way) - 16 * _int32(way == 15), bits)
 
 
 SLICE_TYPES = {"full": 0, "causal": 1, "inverse": 2, "band": 3}
@@ -229,7 +229,7 @@ def from_tree(tree, seqused_k, longest):
     block = xp.arange(blocks, **on).reshape(1, 1, -1) - begin
     numbers = xp.arange(batch * rows, **on).reshape(batch, rows, 1) * most + block + 1
     entries = xp.where(block < 0, FULL, xp.where(block < most, numbers, HIDDEN))
-    return BlockMask(_int32(entries)[:, None], bits.reshape(-1, BLOCK, WORDS))
+    return _made(_int32(entries)[:, None], bits.reshape(-1, BLOCK, WORDS))
 
 
 def from_torch(mask, *, compact=True):
@@ -270,7 +270,7 @@ def from_torch(mask, *, compact=True):
     blocks[tuple(places.unbind(1))] = torch.arange(
         1, len(places) + 1, dtype=torch.int32, device=partial.device
     )
-    return BlockMask(blocks, bits if len(places) else None)
+    return _made(blocks, bits if len(places) else None)
 
 
 def _map_of_lists(counts, indices, seqlen_k, block_k):
@@ -298,7 +298,7 @@ def _from_rows(rows, shape, on, compact):
         entries.append(_int32(some) - 2 * _int32(whole))  # 0, 1 or -1
         bits.append(_packed(seen))
     if not entries:
-        return BlockMask(_empty((batch, heads, 0, num_k), on), None)
+        return _made(_empty((batch, heads, 0, num_k), on), None)
     xp = sys.modules["torch"] if is_torch(entries[0]) else np
     entries, bits = xp.concatenate(entries, 2), xp.concatenate(bits, 2)
     bits = bits.reshape(-1, BLOCK, WORDS)
@@ -309,7 +309,7 @@ def _from_rows(rows, shape, on, compact):
     else:
         numbers = xp.arange(1, len(bits) + 1, **on)
     numbers = _int32(numbers).reshape(entries.shape)
-    return BlockMask(xp.where(entries == 1, numbers, entries), bits)
+    return _made(xp.where(entries == 1, numbers, entries), bits)
 
 
 def _strides(array):

@@ -110,19 +110,30 @@ bool has(PyObject* array) {
   return array != nullptr && array != Py_None;
 }
 
-// Null with a Python exception set.
+Arrays arrays_of(const MaskArrays& mask) {
+  return {mask.map, has(mask.bits) ? mask.bits : nullptr};
+}
+
+// Null: of this one nothing is kept.
 Mask* mask_of(const Arrays& arrays) {
-  if (const auto found = g_masks.find(arrays); found != g_masks.end()) return &found->second;
+  const auto found = g_masks.find(arrays);
+  return found == g_masks.end() ? nullptr : &found->second;
+}
+
+// False with a Python exception set.
+bool watch(const Arrays& arrays) {
+  if (mask_of(arrays) != nullptr) return true;
   Mask mask;
   mask.watches[0] = PyWeakref_NewRef(arrays.map, s_forget);
-  if (mask.watches[0] != nullptr && has(arrays.bits)) {
+  if (mask.watches[0] != nullptr && arrays.bits != nullptr) {
     mask.watches[1] = PyWeakref_NewRef(arrays.bits, s_forget);
   }
-  if (mask.watches[0] == nullptr || (has(arrays.bits) && mask.watches[1] == nullptr)) {
+  if (mask.watches[0] == nullptr || (arrays.bits != nullptr && mask.watches[1] == nullptr)) {
     let_go(&mask);
-    return nullptr;
+    return false;
   }
-  return &g_masks.try_emplace(arrays, std::move(mask)).first->second;
+  g_masks.try_emplace(arrays, std::move(mask));
+  return true;
 }
 
 // What lists of another state of the arrays are of no use for.
@@ -229,11 +240,23 @@ int is_capturing() {
 PyObject* keep_block_lists(PyObject*, PyObject* is_capturing) {
   PyObject* const old = s_is_capturing;
   s_is_capturing = is_capturing == Py_None ? nullptr : Py_NewRef(is_capturing);
-  if (s_is_capturing == nullptr) {
-    auto gone = std::exchange(g_masks, {});
-    for (auto& [arrays, mask] : gone) let_go(&mask);
-  }
   Py_XDECREF(old);
+  return Py_NewRef(Py_None);
+}
+
+PyObject* keep_block_lists_of(PyObject*, PyObject* args) {
+  MaskArrays mask{};
+  int keeps = 0;
+  if (PyArg_ParseTuple(args, "OOp:keep_block_lists_of", &mask.map, &mask.bits, &keeps) == 0) {
+    return nullptr;
+  }
+  const Arrays arrays = arrays_of(mask);
+  if (keeps != 0) return watch(arrays) ? Py_NewRef(Py_None) : nullptr;
+  if (const auto found = g_masks.find(arrays); found != g_masks.end()) {
+    Mask gone = std::move(found->second);
+    g_masks.erase(found);
+    let_go(&gone);
+  }
   return Py_NewRef(Py_None);
 }
 
@@ -245,10 +268,9 @@ bool GivenLists::find(const ListMaker& maker, const void* params, const Describe
        {&options.cu_seqlens_q, &options.cu_seqlens_k, &options.seqused_q, &options.seqused_k}) {
     if (lengths->rank > 0) return true;
   }
-  const Arrays key{arrays.map, has(arrays.bits) ? arrays.bits : nullptr};
+  const Arrays key = arrays_of(arrays);
   Mask* mask = mask_of(key);
-  if (mask == nullptr) return forget_error();
-  if (!mask->counts_writes) return true;
+  if (mask == nullptr || !mask->counts_writes) return true;
   int64_t writes[2] = {};
   if (!read_writes(key.map, &writes[0]) ||
       (key.bits != nullptr && !read_writes(key.bits, &writes[1]))) {
@@ -260,7 +282,7 @@ bool GivenLists::find(const ListMaker& maker, const void* params, const Describe
   if (captures != 0) return captures > 0 || forget_error();
   const Kind kind = kind_of(maker, given, writes, call.stream);
   mask = mask_of(key);  // Python has run
-  if (mask == nullptr) return forget_error();
+  if (mask == nullptr) return true;
   const auto use = [&](const Entry& entry) {
     if (entry.state != Entry::State::kept) return;
     lists_ = entry.lists;
@@ -288,7 +310,6 @@ bool GivenLists::find(const ListMaker& maker, const void* params, const Describe
   }
   if (mask == nullptr || s_is_capturing == nullptr) {
     old.push_back(std::move(entry));
-    PyErr_Clear();
   } else {
     for (Entry& replaced : put(std::move(entry), mask)) old.push_back(std::move(replaced));
   }

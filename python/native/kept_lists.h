@@ -2,7 +2,8 @@
 //
 // Lists of block masks (fa3_block_lists) that stay between calls. A mask is that of many calls: the
 // first of a kind is noted, the second makes the lists, on its stream, and later ones of that
-// stream are given them, until an array of the mask is written to or gone. Next: lend_workspace.h.
+// stream are given them, until an array of the mask is written to or gone. Only of masks that are
+// said to be kept, for nobody sees all writes. Next: lend_workspace.h.
 #pragma once
 
 #include <fa3/fa3.h>
@@ -12,9 +13,11 @@
 namespace fa3::python {
 
 // keep_block_lists(is_capturing): calls keep lists from now on, but while is_capturing() is true,
-// for a captured graph may run when the lists are gone. keep_block_lists(None): none are kept any
-// more.
+// for a captured graph may run when the lists are gone. keep_block_lists(None): they keep none.
 PyObject* keep_block_lists(PyObject*, PyObject* is_capturing);
+
+// keep_block_lists_of(map, bits, keeps): whether those of this mask are kept; bits may be None.
+PyObject* keep_block_lists_of(PyObject*, PyObject* args);
 
 // What a pass of the C ABI has for lists.
 struct ListMaker {

@@ -337,6 +337,7 @@ PyMethodDef g_methods[] = {
     {"backward_supported", fast(backward_supported), METH_FASTCALL, nullptr},
     {"signature", fast(signature), METH_FASTCALL, nullptr},
     {"keep_block_lists", keep_block_lists, METH_O, nullptr},
+    {"keep_block_lists_of", keep_block_lists_of, METH_VARARGS, nullptr},
     {"dropout_mask", fast(dropout_mask), METH_FASTCALL, nullptr},
     {"available_threads", available_threads, METH_NOARGS, nullptr},
     {"ffi_handlers", ffi_handlers, METH_NOARGS, nullptr},

@@ -25,7 +25,7 @@ DROPOUT_SEED = list(DEFAULTS).index("dropout_seed")
 DROPOUT_P = list(DEFAULTS).index("dropout_p")
 AVAILABLE_THREADS = _native.available_threads()
 
-masks.keeps_lists()
+_native.keep_block_lists(torch.cuda.is_current_stream_capturing)
 
 # Whatever may watch or replace a call. These names are private: if one is missing, every call goes
 # through the dispatcher.

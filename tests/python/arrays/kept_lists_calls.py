@@ -2,7 +2,6 @@
 """Calls on a GPU that is not there, whose library is kept_lists_library.c. Run by
 test_kept_lists.py: prints what the library is asked for, and `= name` before each scene."""
 
-import contextlib
 import gc
 
 import numpy as np
@@ -25,6 +24,10 @@ class Array:
 
     def __dlpack__(self, **options):
         return self.memory.__dlpack__()
+
+
+def kept(blocks, bits=None):
+    return masks.keep_lists(masks.BlockMask(blocks, bits)).blocks
 
 
 class Uncounted(Array):
@@ -86,14 +89,14 @@ def scene(function):
 
 @scene
 def kept_from_the_second_call_on():
-    blocks = Array(1, 1, 2, 2)
+    blocks = kept(Array(1, 1, 2, 2))
     for _ in range(4):
         forward(blocks)
 
 
 @scene
 def gone_with_the_map():
-    blocks = Array(1, 1, 2, 2)
+    blocks = kept(Array(1, 1, 2, 2))
     forward(blocks), forward(blocks)
     del blocks
 
@@ -101,6 +104,7 @@ def gone_with_the_map():
 @scene
 def gone_with_the_bits():
     blocks, bits = Array(1, 1, 2, 2), Array(1, 128, 4)
+    kept(blocks, bits)
     forward(blocks, bits), forward(blocks, bits)
     del bits
     print("the map is there", flush=True)
@@ -110,6 +114,7 @@ def gone_with_the_bits():
 @scene
 def made_anew_after_writes():
     blocks, bits = Array(1, 1, 2, 2), Array(1, 128, 4)
+    kept(blocks, bits)
     for written in (None, blocks, bits):
         if written is not None:
             written._version += 1
@@ -118,7 +123,7 @@ def made_anew_after_writes():
 
 @scene
 def made_anew_for_memory_that_moved():
-    blocks = Array(1, 1, 2, 2)
+    blocks = kept(Array(1, 1, 2, 2))
     forward(blocks), forward(blocks)
     before = blocks.memory  # stays, so that the new one is elsewhere
     blocks.memory = np.zeros((1, 1, 2, 2), np.int32)
@@ -128,7 +133,7 @@ def made_anew_for_memory_that_moved():
 
 @scene
 def of_each_kind_of_call():
-    blocks = Array(1, 1, 8, 8)
+    blocks = kept(Array(1, 1, 8, 8))
     kinds = [
         lambda: forward(blocks),
         lambda: forward(blocks, causal=True),
@@ -145,7 +150,7 @@ def of_each_kind_of_call():
 
 @scene
 def of_sixteen_kinds_at_most():
-    blocks = Array(1, 1, 8, 8)
+    blocks = kept(Array(1, 1, 8, 8))
     for window in range(17):
         forward(blocks, window_left=window), forward(blocks, window_left=window)
     for window in (16, 0, 16, 2, 1):
@@ -155,7 +160,7 @@ def of_sixteen_kinds_at_most():
 @scene
 def not_while_a_graph_is_captured():
     global capturing
-    blocks = Array(1, 1, 2, 2)
+    blocks = kept(Array(1, 1, 2, 2))
     forward(blocks), forward(blocks)
     capturing = True
     forward(blocks)
@@ -165,7 +170,7 @@ def not_while_a_graph_is_captured():
 
 @scene
 def not_of_sequences_with_lengths():
-    blocks, used = Array(1, 1, 2, 2), Array(1)
+    blocks, used = kept(Array(1, 1, 2, 2)), Array(1)
     for _ in range(3):
         forward(blocks, seqused_k=used)
 
@@ -173,20 +178,21 @@ def not_of_sequences_with_lengths():
 @scene
 def not_where_writes_are_not_counted():
     for blocks in (Uncounted(1, 1, 2, 2), np.zeros((1, 1, 2, 2), np.int32)):
+        kept(blocks)
         for _ in range(3):
             forward(blocks)
 
 
 @scene
 def not_where_the_library_makes_none():
-    blocks = Array(1, 1, 2, 2)
+    blocks = kept(Array(1, 1, 2, 2))
     for _ in range(3):
         forward(blocks, softcap=5.0)
 
 
 @scene
 def not_beyond_a_gibibyte():
-    one, other = Array(1, 1, 2, 2), Array(1, 1, 2, 2)
+    one, other = kept(Array(1, 1, 2, 2)), kept(Array(1, 1, 2, 2))
     forward(one, sm_margin=1000), forward(one, sm_margin=1000)
     for _ in range(3):
         forward(other, sm_margin=100)
@@ -199,7 +205,7 @@ def not_without_memory():
     def none_left(count, index):
         raise MemoryError
 
-    blocks = Array(1, 1, 2, 2)
+    blocks = kept(Array(1, 1, 2, 2))
     for _ in range(3):
         forward(blocks, allocate=none_left)
 
@@ -209,7 +215,7 @@ def ended_by_the_user():
     def interrupted(count, index):
         raise KeyboardInterrupt
 
-    blocks = Array(1, 1, 2, 2)
+    blocks = kept(Array(1, 1, 2, 2))
     forward(blocks)
     try:
         forward(blocks, allocate=interrupted)
@@ -220,7 +226,7 @@ def ended_by_the_user():
 
 @scene
 def not_when_nobody_wants_them():
-    blocks = Array(1, 1, 2, 2)
+    blocks = kept(Array(1, 1, 2, 2))
     forward(blocks), forward(blocks)
     _native.keep_block_lists(None)
     forward(blocks), forward(blocks)
@@ -229,13 +235,15 @@ def not_when_nobody_wants_them():
 
 
 @scene
-def not_where_that_was_said_before_torch_came():
-    masks.keep_lists(False)
-    with contextlib.suppress(ImportError):  # torch is not installed
-        import fa3.torch  # noqa: F401
-
-    blocks = Array(1, 1, 2, 2)
-    forward(blocks), forward(blocks), forward(blocks)
+def not_of_masks_that_are_not_said_to_be_kept():
+    mask = masks.BlockMask(Array(1, 1, 2, 2), None)
+    for _ in range(3):
+        forward(mask.blocks)
+    masks.keep_lists(mask)
+    forward(mask.blocks), forward(mask.blocks)
+    masks.keep_lists(mask, False)
+    for _ in range(3):
+        forward(mask.blocks)
 
 
 _native.keep_block_lists(lambda: capturing)

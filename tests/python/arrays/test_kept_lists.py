@@ -73,8 +73,8 @@ WITHOUT = "forward 0, forward 0, forward 0"
         ("not_beyond_a_gibibyte", f"{NEW}, {WITHOUT}, freed, {AGAIN}, freed"),
         ("not_without_memory", WITHOUT),
         ("ended_by_the_user", "forward 0, interrupted, made 1, forward 1, freed"),
-        ("not_where_that_was_said_before_torch_came", WITHOUT),
-        ("not_when_nobody_wants_them", f"{NEW}, freed, {WITHOUT}, made 2, forward 2, freed"),
+        ("not_of_masks_that_are_not_said_to_be_kept", f"{WITHOUT}, {NEW}, freed, {WITHOUT}"),
+        ("not_when_nobody_wants_them", f"{NEW}, forward 0, forward 0, forward 1, forward 1, freed"),
     ],
 )
 def test_lists_are(scene, events):

@@ -85,7 +85,7 @@ extern "C" void differentiate(const fa3::cuda::ScoreGradientParams* params, cons
                               const float* gradients, const int* places, float* slopes, int count) {
   using Gradient = fa3::cuda::ScoreGradient;
   const auto take = [](Gradient::Sum& sum) {
-    if (sum.place != nullptr) Gradient::add_to(sum.place, sum.value);
+    if (sum.place != nullptr) fa3::cuda::add_to_memory(sum.place, sum.value);
     sum = {};
   };
   Gradient gradient(*params);

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
-from fa3 import masks  # noqa: E402
+from fa3 import _native, masks  # noqa: E402
 from fa3.torch import disable_sdpa, enable_sdpa  # noqa: E402
 
 if not torch.cuda.is_available():
@@ -21,12 +21,15 @@ ROWS, HEADS = 1000, 4
 owner = torch.arange(ROWS, device="cuda") // 150
 
 
+def calls_keep(keep):
+    """Whether calls use what is kept."""
+    _native.keep_block_lists(torch.cuda.is_current_stream_capturing if keep else None)
+
+
 @pytest.fixture(autouse=True)
 def keeps():
-    masks.keep_lists(False)
-    masks.keep_lists()
     yield
-    masks.keep_lists()
+    calls_keep(True)
 
 
 def inputs(dim=128):
@@ -93,10 +96,10 @@ def test_results_have_the_bits_of_lists_made_in_the_call(name, dim):
     call, tensors = calls()[name], inputs(dim)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        masks.keep_lists(False)
+        calls_keep(False)
         expected = with_gradients(call, tensors)
         expected_out = call(*tensors)
-        masks.keep_lists()
+        calls_keep(True)
         for _ in range(3):
             for got, want in zip(with_gradients(call, tensors), expected, strict=True):
                 assert torch.equal(got, want)
@@ -111,7 +114,7 @@ def test_no_kernel_makes_lists_from_the_third_step_on(name):
     for _ in range(2):
         with_gradients(call, tensors)
     assert kernels_of_lists(lambda: with_gradients(call, tensors)) == 0
-    masks.keep_lists(False)
+    calls_keep(False)
     assert kernels_of_lists(lambda: with_gradients(call, tensors)) == 2
 
 
@@ -127,9 +130,7 @@ def test_a_mask_that_is_written_to_has_new_lists():
         torch.testing.assert_close(got, dense, atol=0.02, rtol=0.02)
     hidden = torch.arange(blocks.numel(), device="cuda").view(blocks.shape) % 2 == 0
     blocks.masked_fill_(hidden, masks.HIDDEN)
-    masks.keep_lists(False)
     expected = fa3.attention(q, k, v, block_mask=(blocks.clone(), bits))
-    masks.keep_lists()
     for _ in range(3):
         assert torch.equal(fa3.attention(q, k, v, block_mask=(blocks, bits)), expected)
 
@@ -143,7 +144,7 @@ def test_a_captured_graph_makes_its_own():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = fa3.attention(q, k, v, block_mask=(blocks, bits))
-    masks.keep_lists(False)  # lets go of what was kept
+    masks.keep_lists(masks.BlockMask(blocks, bits), False)  # lets go of what was kept
     others = [torch.full((1 << 16,), -1, device="cuda") for _ in range(20)]
     assert kernels_of_lists(graph.replay) == 1
     assert torch.equal(out, expected)
@@ -174,6 +175,21 @@ def test_streams_have_lists_of_their_own_and_run_at_once():
         thread.join()
     assert len(results) == 3
     assert all(torch.equal(out, expected) for outs in results.values() for out in outs)
+
+
+def test_those_of_a_mask_of_the_users_own_are_not_kept_unless_told():
+    q, k, v = inputs()
+    blocks, bits = (x.clone() for x in mask_of_documents())
+    mask = masks.BlockMask(blocks, bits)
+
+    def call():
+        return fa3.attention(q, k, v, block_mask=mask)
+
+    expected = [call() for _ in range(3)]
+    assert kernels_of_lists(call) == 1
+    masks.keep_lists(mask)
+    assert all(torch.equal(call(), out) for out in expected)
+    assert kernels_of_lists(call) == 0
 
 
 def test_lists_go_with_their_mask():

@@ -4,6 +4,7 @@
 // far apart, and an addition to memory costs more than all of this. Next: score_gradient.cuh.
 #pragma once
 
+#include "engine/cuda/ptx/add_to_memory.cuh"
 #include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/ptx/instructions.cuh"
 
@@ -26,17 +27,17 @@ class DistanceSums {
     if (neighbour == 0) return;
     table_ = table, step_ = step, extent_ = extent;
     index_ = index + step;  // of the neighbour before
-    add_to_memory(index_);
+    add_diagonals(index_);
     sums_[0] = newest_[0], sums_[1] = newest_[1];
   }
 
   // Behind the last number.
-  __device__ __forceinline__ void finish() const { add_to_memory(index_ - 8 * step_); }
+  __device__ __forceinline__ void finish() const { add_diagonals(index_ - 8 * step_); }
 
  private:
   // The diagonals of 8 x 8 numbers, two of a lane: that of lane l's first one is l / 4 - 2 (l % 4),
   // that of its second one is one less. index: of the first one.
-  __device__ __forceinline__ void add_to_memory(int index) const {
+  __device__ __forceinline__ void add_diagonals(int index) const {
     if (table_ == nullptr) return;
     constexpr unsigned kAll = 0xffffffff;
     constexpr int kCorner = 31;  // adds what no first one lies on: the second one of lane 3
@@ -59,7 +60,7 @@ class DistanceSums {
     if (!is_first || sum == 0.0f) return;
     const int from_begin = index < 0 ? index + extent_ : index;
     const int place = from_begin < 0 ? 0 : from_begin < extent_ ? from_begin : extent_ - 1;
-    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(table_ + place), "f"(sum) : "memory");
+    add_to_memory(table_ + place, sum);
   }
 
   float* table_ = nullptr;

@@ -3,6 +3,7 @@
 // the text is the body of ScoreGradient::of(). See score_function.cuh.
 #pragma once
 
+#include "engine/cuda/ptx/add_to_memory.cuh"
 #include "engine/cuda/softmax/score_function.cuh"
 #include "engine/cuda/softmax/score_gradient_params.h"
 #ifdef FA3_SCORE_FUNCTION
@@ -47,7 +48,7 @@ struct ScoreGradient : ScoreFunction {
   template <int Number, class... Indices>
   __device__ __forceinline__ void add(float value, Indices... indices) {
     float* const place = place_of<Number>(indices...);
-    if (place != nullptr && counts) add_to(place, value);
+    if (place != nullptr && counts) add_to_memory(place, value);
   }
   // The same where no index depends on q_idx, or on kv_idx either. Once a tensor.
   template <int Number, class... Indices>
@@ -88,14 +89,6 @@ struct ScoreGradient : ScoreFunction {
   }
 #endif
 
-  static __device__ __forceinline__ void add_to(float* place, float value) {
-#ifdef __CUDACC__
-    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(place), "f"(value) : "memory");
-#else
-    *place += value;
-#endif
-  }
-
  private:
 #ifdef FA3_SCORE_FUNCTION
   __device__ __forceinline__ static void add_sum(const Sum& sum, int lanes, int lane) {
@@ -105,7 +98,7 @@ struct ScoreGradient : ScoreFunction {
     for (int distance = 1; distance < lanes; distance *= 2) {
       value += __shfl_xor_sync(0xffffffff, value, distance);
     }
-    if (lane % lanes == 0 && value != 0.0f) add_to(sum.place, value);
+    if (lane % lanes == 0 && value != 0.0f) add_to_memory(sum.place, value);
   }
 #endif
   __device__ __forceinline__ void add_to(Sum& sum, float value, float* place) {

@@ -77,6 +77,11 @@ T __shfl_up_sync(unsigned, T value, int distance) {
   return fa3::machine::of_lane("__shfl_up_sync", value, lane < distance ? lane : lane - distance);
 }
 template <class T>
+T __shfl_down_sync(unsigned, T value, int distance) {
+  const int lane = fa3::machine::own_lane(), from = lane + distance;
+  return fa3::machine::of_lane("__shfl_down_sync", value, from < 32 ? from : lane);
+}
+template <class T>
 T __shfl_xor_sync(unsigned, T value, int distance) {
   const int lane = fa3::machine::own_lane();
   return fa3::machine::of_lane("__shfl_xor_sync", value, lane ^ distance);
