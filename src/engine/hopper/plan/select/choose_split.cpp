@@ -88,13 +88,6 @@ struct SplitCase {
     return kCombineTime + partial_bytes * kPartialByteTime;
   }
   double combine_time() const { return combine_time(most_ctas); }
-  // Where queries see half of the keys or less, tiles are unequal.
-  bool tiles_are_alike() const {
-    return call.mask.hides_nothing() || call.seqlen_k >= int64_t{2} * call.seqlen_q;
-  }
-  bool is_causal() const {
-    return call.mask.right == 0 && hides_right_only(call.mask) && call.seqlen_k >= call.seqlen_q;
-  }
 };
 
 SplitCase split_case(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
@@ -142,7 +135,8 @@ int choose_groups_log2(const SplitCase& s) {
 // Causal tiles that all have an SM at once take as long as the longest one, which sees all keys;
 // in splits they take as long as its part, or as all of them over the SMs.
 bool causal_split_pays(const SplitCase& s) {
-  if (s.tiles_are_alike() || !s.is_causal() || s.call.varlen || s.tiles > s.most_ctas) return false;
+  const bool are_unequal = s.call.is_causal() && !s.call.tiles_are_alike();
+  if (!are_unequal || s.call.varlen || s.tiles > s.most_ctas) return false;
   const double whole = s.tile_time();
   const double seen = 1 - 0.5 * double(s.call.seqlen_q) / double(s.call.seqlen_k);
   const double all = kCausalSplitTime * seen * double(s.tiles) * whole / double(s.most_ctas);
@@ -197,7 +191,7 @@ Tiling split_by_stream_k(const ForwardConfig& c, const ForwardCall& call, PackGq
   const int64_t blocks = ceil_div(s.visible_keys, c.block_n);
   const int64_t most = capped_product(num_tiles(c, call, pack), blocks);
   if (most >= SplitKvSchedule::kMostConcatenated) return {};
-  if (!s.tiles_are_alike() || s.tiles == 0 || !(split_pays(s) || split_evens_out(s))) return {};
+  if (!call.tiles_are_alike() || s.tiles == 0 || !(split_pays(s) || split_evens_out(s))) return {};
   const int log2 = choose_groups_log2(s);
   const int64_t tiles_of_group = s.tiles >> log2;
   const int cluster_log2 = choose_cluster_log2(c, s.tiles, num_sms);
