@@ -6,8 +6,9 @@
         documents,prefix,chunks,window,dilated --json docs/lab/results/y.jsonl
 
 Maps of 128 queries x 128 keys, drawn at random, the same for all heads: all blocks, a half, a
-quarter, a tenth; and rules as maps, a causal mask first (RULES). A call makes its lists anew. A
-row's `map` has a line for each row of blocks: hidden ".", full "#", seen in part "+".
+quarter, a tenth; and rules as maps, a causal mask first (RULES). Lists are those that stay with the
+mask; `fa3, own lists` (--own-lists) makes its own in each call, under a mask that counts as written
+to. A row's `map` has a line for each row of blocks: hidden ".", full "#", seen in part "+".
 FlexAttention has the same mask as a BlockMask, and gets no time where its results are not fa3's.
 TFLOP/s count visible pairs; of_dense is the rate over that of the dense kernel with the same
 shape, or of the causal one. Timed as harness.py says.
@@ -118,7 +119,19 @@ def flex_contender(tensors, theirs, which):
     return Call("FlexAttention", backward)
 
 
-def contenders(case, seqlen, heads, dim, which):
+def own_lists(mask, call_of):
+    """A call that makes its lists, by call_of(options): none are kept where writes are counted."""
+    copy = masks.BlockMask(*(x if x is None else x.clone() for x in mask))
+    call = call_of({"block_mask": copy})
+
+    def run():
+        torch.autograd.graph.increment_version(copy.blocks)
+        return call()
+
+    return Call("fa3, own lists", run)
+
+
+def contenders(case, seqlen, heads, dim, which, with_own=False):
     q, k, v, d_o = tensors = operands(seqlen, heads, dim)
     mine, theirs, seen = map_of(case, seqlen)
     dense = {"causal": True} if case == "causal" else {}
@@ -130,6 +143,8 @@ def contenders(case, seqlen, heads, dim, which):
         return lambda: fa3.attention_backward(d_o, q, k, v, out, lse, **options)[:3]
 
     found = [Call("dense", call_of(dense)), Call("fa3", call_of({"block_mask": mine}))]
+    if with_own:
+        found.append(own_lists(mine, call_of))
     rival, why = flex_contender(tensors, theirs, which), None
     error = float((rival.first - found[1].first).norm() / found[1].first.norm())
     if error < MOST_APART:
@@ -171,6 +186,7 @@ def main():
     parser.add_argument("--head-dim", type=numbers, default=[64, 128], metavar="LIST")
     parser.add_argument("--pass", dest="passes", default="fwd,bwd", metavar="LIST")
     parser.add_argument("--cases", default=",".join((*KEPT, "causal")), metavar="LIST")
+    parser.add_argument("--own-lists", action="store_true", help="also calls that make their lists")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     arguments = parser.parse_args()
@@ -180,7 +196,7 @@ def main():
     for dim, which, seqlen, case in progress(list(cells)):
         heads = 2048 // dim
         row = {"pass": which, "case": case, "seqlen": seqlen, "heads": heads, "head_dim": dim}
-        timed, seen, why, drawn = contenders(case, seqlen, heads, dim, which)
+        timed, seen, why, drawn = contenders(case, seqlen, heads, dim, which, arguments.own_lists)
         flops = 2 * PRODUCTS[which] * seqlen * seqlen * seen * heads * dim
         write_cell(
             arguments,

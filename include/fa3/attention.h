@@ -107,6 +107,25 @@ inline Status workspace_size(const QuantizeArgs& args, size_t* bytes) {
   return detail::status_of(fa3_quantize_workspace_size(&args, bytes));
 }
 
+/// Bytes that the lists of the call's block mask take: see fa3_forward_block_lists_size().
+inline Status block_lists_size(const ForwardArgs& args, size_t* bytes) {
+  return detail::status_of(fa3_forward_block_lists_size(&args, bytes));
+}
+/// Bytes that the lists of the call's block mask take: see fa3_backward_block_lists_size().
+inline Status block_lists_size(const BackwardArgs& args, size_t* bytes) {
+  return detail::status_of(fa3_backward_block_lists_size(&args, bytes));
+}
+/// Makes the lists of a block mask for many calls: see fa3_forward_make_block_lists().
+inline Status make_block_lists(const ForwardArgs& args, void* memory, size_t bytes, void* stream,
+                               fa3_block_lists* lists) {
+  return detail::status_of(fa3_forward_make_block_lists(&args, memory, bytes, stream, lists));
+}
+/// Makes the lists of a block mask for many calls: see fa3_backward_make_block_lists().
+inline Status make_block_lists(const BackwardArgs& args, void* memory, size_t bytes, void* stream,
+                               fa3_block_lists* lists) {
+  return detail::status_of(fa3_backward_make_block_lists(&args, memory, bytes, stream, lists));
+}
+
 /// fa3_forward() with a workspace that the caller owns: the only form for CUDA tensors.
 inline Status forward(const ForwardArgs& args, void* workspace, size_t bytes,
                       void* stream = nullptr) {

@@ -21,8 +21,8 @@
  * - Every params struct starts with `struct_size`: start from its `*_init` function, then set
  *   fields. Later versions append fields to the params structs and to fa3_options. A program works
  *   with every later library: fields that it was compiled without have their defaults. A library
- *   that is older than the program's header refuses its structs, by `struct_size`. fa3_tensor and
- *   fa3_engine_info never grow.
+ *   that is older than the program's header refuses its structs, by `struct_size`. fa3_tensor,
+ *   fa3_block_lists and fa3_engine_info never grow.
  *
  * Names of extents in shapes:
  *
@@ -155,6 +155,14 @@ enum {
  *
  *     return score + load<float, 0>(h) * (kv_idx - q_idx);
  *
+ * A text that ends in its one `return score + name;`, and has the score nowhere else, says that it
+ * adds to the score: kernels then begin their products with that, which costs the least. In place
+ * of the name there may be `linear(name, step)`, where the number changes by `step` from key to
+ * key, as ALiBi's does, or `piecewise_linear(name, step)`, where two keys of one step have no other
+ * between. And such a text may load, once, by `load_run<T, n, 1>(index, i, ...)`, which is
+ * `load<T, n>(i, ..., index)` where the index grows by 1 (or another constant) from key to key and
+ * no index i depends on kv_idx: a table of relative positions.
+ *
  * The first call compiles it, in a second or two, by libnvrtc (which FA3_NVRTC or `compiler` name,
  * or the loader finds); later calls, and later processes of the same user, find the machine code
  * again (FA3_CACHE_DIR; ~/.cache/fa3). The text is code of this process: as trusted as the program.
@@ -168,7 +176,10 @@ enum {
  * and `gradients` that of a function that gets the gradient of what f returned and adds to those of
  * captured tensors, in any order: add<n>(value, i, ...) to that of the element which load<T, n>(i,
  * ...) reads. Where no index depends on q_idx, add_for_key<n> does it with fewer additions to
- * memory, and add_for_tile<n>, where none depends on kv_idx either; each once a tensor. Where the
+ * memory, and add_for_tile<n>, where none depends on kv_idx either; each once a tensor.
+ * add_for_distance<n, 1>(value, index, i, ...) is add<n>(value, i, ..., index) where the index grows
+ * by 1 (or -1) from key to key and falls by as much from query to query: once, outside of any
+ * branch. Where the
  * slope is 1, the gradient of what load_of_score() loads is that of the score: with stores_gradient
  * it is stored as it comes, once for each score that the masks leave, provided that no two scores
  * load one element; `gradients`, which may be empty, then says nothing of it. On Hopper, to head
@@ -188,6 +199,24 @@ typedef struct fa3_score_function {
   const char* slope;     /**< null: 1, wherever f is not -inf */
   const char* gradients; /**< null: captured tensors have none */
 } fa3_score_function;
+
+/** What an engine makes of a block mask, made once for many calls.
+ *
+ * An engine that walks lists of a mask's blocks makes them in each call, in its workspace.
+ * fa3_forward_make_block_lists() and fa3_backward_make_block_lists() make those of a call
+ * beforehand; calls like it are given them in `block_lists` of fa3_options, and make none. What
+ * must be alike: the pass (and whether it is deterministic), the lengths, what block_mask and
+ * block_mask_bits describe, addresses and strides included, causal, window and chunk, and the
+ * device. Any other call refuses them. Types, head dims, heads of q and k, scale and score function
+ * may differ.
+ *
+ * As a pointer is, this is trusted: `data` holds what was written there, the mask's arrays are
+ * there and hold what they held, and the stream of a call is behind the one that made the lists.
+ * Calls only read them, so that any number of streams may use them at once. */
+typedef struct fa3_block_lists {
+  void* data; /**< the caller's memory, that has them; NULL: there are none, and calls go without */
+  int64_t made_for[23]; /**< the library's: what the call was */
+} fa3_block_lists;
 
 /** Attention options that forward and backward share.
  *
@@ -281,6 +310,9 @@ typedef struct fa3_options {
   fa3_tensor block_mask_bits;
 
   const fa3_score_function* score; /**< optional: what scores become before the softmax */
+  /** Optional, with block_mask: its lists, made before for a call like this one. The bits of the
+   * results are the same. */
+  const fa3_block_lists* block_lists;
 } fa3_options;
 
 /** Rows that share a scale in block quantization.
@@ -622,6 +654,32 @@ FA3_API fa3_status fa3_backward_with_allocator(const fa3_backward_params* params
 FA3_API fa3_status fa3_quantize_with_allocator(const fa3_quantize_params* params,
                                                fa3_workspace_allocator allocate, void* context,
                                                void* stream);
+
+/** Bytes of memory that the lists of the call's block mask take. 0: such a call makes none that
+ * could be kept. It has no mask, its engine makes no lists, or sequences have lengths of their own,
+ * of which the device makes lists in each call. */
+FA3_API fa3_status fa3_forward_block_lists_size(const fa3_forward_params* params, size_t* bytes);
+/** As fa3_forward_block_lists_size(). */
+FA3_API fa3_status fa3_backward_block_lists_size(const fa3_backward_params* params, size_t* bytes);
+/** Makes the lists of a call's block mask for calls like it: see fa3_block_lists.
+ *
+ * The work is queued, as that of a call. Where there is nothing to make, `data` becomes NULL, and
+ * calls go on without: a caller need not ask first. Only the mask's arrays are read; the other
+ * tensors may be without memory, as for fa3_forward_workspace_size(). Written while a CUDA graph is
+ * captured, the lists are there when that has run.
+ *
+ * @param params        the call; its block_lists are not looked at
+ * @param memory        on the tensors' device, aligned to 256 bytes; until the last call is done
+ * @param memory_bytes  at least what fa3_forward_block_lists_size() says
+ * @param stream        as that of fa3_forward()
+ * @param lists         written */
+FA3_API fa3_status fa3_forward_make_block_lists(const fa3_forward_params* params, void* memory,
+                                                size_t memory_bytes, void* stream,
+                                                fa3_block_lists* lists);
+/** As fa3_forward_make_block_lists(), for backward passes: deterministic ones have others. */
+FA3_API fa3_status fa3_backward_make_block_lists(const fa3_backward_params* params, void* memory,
+                                                 size_t memory_bytes, void* stream,
+                                                 fa3_block_lists* lists);
 
 /** Which weights dropout keeps: `keep[((b * heads + h) * seqlen_q + i) * seqlen_k + j]` becomes 1
  * where it keeps the weight of query i and key j in query head h of sequence b, and 0 where it

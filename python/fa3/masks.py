@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fa3 import _native
 from fa3._arrays import is_torch
 from fa3.errors import InvalidArgument
 
@@ -23,12 +24,14 @@ __all__ = [
     "from_slices",
     "from_torch",
     "from_tree",
+    "keep_lists",
 ]
 
 BLOCK = 128
 WORDS = BLOCK // 32
 HIDDEN, FULL = 0, -1
 PAIRS_AT_ONCE = 1 << 26  # of queries and keys that are evaluated together
+_keeps = True  # keep_lists()
 
 
 class BlockMask(NamedTuple):
@@ -42,6 +45,25 @@ class BlockMask(NamedTuple):
 
     blocks: object
     bits: object
+
+
+def keep_lists(keep=True):
+    """Whether calls on a GPU keep the lists that the library makes of a block mask, beside the
+    mask's torch tensors, until these are written to or gone (docs/masks.md): yes, unless told
+    otherwise.
+
+    keep: False lets go of those that are kept, and makes lists in each call.
+    """
+    global _keeps
+    _keeps = bool(keep)
+    keeps_lists()
+
+
+def keeps_lists():
+    """Tells the compiled module, once torch is there, of which it asks what is being captured."""
+    torch = sys.modules.get("torch")
+    asks = torch is not None and _keeps
+    _native.keep_block_lists(torch.cuda.is_current_stream_capturing if asks else None)
 
 
 def as_block_mask(mask):

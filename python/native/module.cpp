@@ -6,6 +6,7 @@
 // never copies. Next: reader.h, lend_workspace.h.
 #include "error.h"
 #include "ffi.h"
+#include "kept_lists.h"
 #include "lend_workspace.h"
 #include "passes.h"
 #include "reader.h"
@@ -15,6 +16,7 @@
 
 #include "core/threads.h"
 
+#include <cstddef>
 #include <initializer_list>
 #include <iterator>
 
@@ -48,6 +50,24 @@ struct Quantize {
   static const fa3_tensor& first(const Params& params) { return params.x; }
 };
 
+// On a device lists of the block mask may be kept.
+template <class Pass>
+bool run_where_tensors_are(typename Pass::Params* params, const Reader& read, const Call& call,
+                           GivenLists* lists, Borrowed* borrowed) {
+  if (call.first.device_type == FA3_CPU) return run_on_host<Pass>(*params);
+  if constexpr (requires { params->options; }) {
+    if (!lists->give<Pass>({read.first(), read.second()}, call, borrowed, params)) return false;
+  }
+  return run_on_device<Pass>(*params, call, borrowed);
+}
+
+template <class Pass>
+void remember_mask(typename Pass::Params* params, Reader* read) {
+  static_assert(offsetof(fa3_options, block_mask_bits) ==
+                offsetof(fa3_options, block_mask) + sizeof(fa3_tensor));
+  if constexpr (requires { params->options; }) read->remember(&params->options.block_mask);
+}
+
 // forward(allocate, ...), backward(allocate, ...), quantize(allocate, ...): then as in read().
 template <class Pass>
 PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -56,12 +76,13 @@ PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   PyObject* allocate = read.object();
   typename Pass::Params params;
   Pass::init(&params);
+  remember_mask<Pass>(&params, &read);
   Pass::read(&read, &params);
   if constexpr (requires { Pass::read_step(&read, &params); }) Pass::read_step(&read, &params);
   if (!read.done()) return nullptr;
   const Call call{Pass::first(params), borrowed.stream(), allocate};
-  const bool ok = call.first.device_type == FA3_CPU ? run_on_host<Pass>(params)
-                                                    : run_on_device<Pass>(params, call, &borrowed);
+  GivenLists lists;
+  const bool ok = run_where_tensors_are<Pass>(&params, read, call, &lists, &borrowed);
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
@@ -74,14 +95,15 @@ PyObject* run_with_score(PyObject*, PyObject* const* arguments, Py_ssize_t count
   PyObject* given = read.object();
   typename Pass::Params params;
   Pass::init(&params);
+  remember_mask<Pass>(&params, &read);
   Pass::read(&read, &params);
   if (!read.done()) return nullptr;
   ScoreFunction score(&borrowed);
   params.options.score = score.read(given);
   if (params.options.score == nullptr) return nullptr;
   const Call call{params.q, borrowed.stream(), allocate};
-  const bool ok = params.q.device_type == FA3_CPU ? run_on_host<Pass>(params)
-                                                  : run_on_device<Pass>(params, call, &borrowed);
+  GivenLists lists;
+  const bool ok = run_where_tensors_are<Pass>(&params, read, call, &lists, &borrowed);
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
@@ -314,6 +336,7 @@ PyMethodDef g_methods[] = {
     {"append", fast(append), METH_FASTCALL, nullptr},
     {"backward_supported", fast(backward_supported), METH_FASTCALL, nullptr},
     {"signature", fast(signature), METH_FASTCALL, nullptr},
+    {"keep_block_lists", keep_block_lists, METH_O, nullptr},
     {"dropout_mask", fast(dropout_mask), METH_FASTCALL, nullptr},
     {"available_threads", available_threads, METH_NOARGS, nullptr},
     {"ffi_handlers", ffi_handlers, METH_NOARGS, nullptr},
@@ -339,7 +362,7 @@ PyModuleDef g_module = {
 
 PyMODINIT_FUNC PyInit__native() {
   const bool ok = fa3::python::init_errors() && fa3::python::init_tensor_views() &&
-                  fa3::python::init_signatures();
+                  fa3::python::init_signatures() && fa3::python::init_kept_lists();
   if (!ok) return nullptr;
   return PyModule_Create(&fa3::python::g_module);
 }

@@ -68,6 +68,9 @@ struct Forward {
   static constexpr auto run = fa3_forward_with_allocator;
   static constexpr auto run_within = fa3_forward;
   static constexpr auto workspace_size = fa3_forward_workspace_size;
+  static constexpr int32_t kListedPass = 1;
+  static constexpr auto block_lists_size = fa3_forward_block_lists_size;
+  static constexpr auto make_block_lists = fa3_forward_make_block_lists;
 
   template <class Reader>
   static void read(Reader* read, Params* params) {
@@ -103,6 +106,9 @@ struct Backward {
   static constexpr auto run = fa3_backward_with_allocator;
   static constexpr auto run_within = fa3_backward;
   static constexpr auto workspace_size = fa3_backward_workspace_size;
+  static constexpr int32_t kListedPass = 2;
+  static constexpr auto block_lists_size = fa3_backward_block_lists_size;
+  static constexpr auto make_block_lists = fa3_backward_make_block_lists;
 
   template <class Reader>
   static void read(Reader* read, Params* params) {

@@ -38,8 +38,18 @@ class Reader {
   }
 
   void tensor(const char* name, Access access, fa3_tensor* view) {
-    if (PyObject* value = object()) ok_ = borrowed_->view(value, name, access, view);
+    PyObject* value = object();
+    if (value == nullptr) return;
+    if (view == remembered_) first_ = value;
+    if (view == remembered_ + 1) second_ = value;
+    ok_ = borrowed_->view(value, name, access, view);
   }
+
+  // Two views, one behind the other, whose objects are asked for later: first() and second(), null
+  // where they are not read.
+  void remember(const fa3_tensor* pair) { remembered_ = pair; }
+  PyObject* first() const { return first_; }
+  PyObject* second() const { return second_; }
 
   void integer(const char* name, int64_t* value) {
     PyObject* number = object();
@@ -103,6 +113,8 @@ class Reader {
   PyObject* const* next_;
   PyObject* const* end_;
   Borrowed* borrowed_;
+  const fa3_tensor* remembered_ = nullptr;
+  PyObject *first_ = nullptr, *second_ = nullptr;
   bool rest_is_optional_ = false;
   bool ok_ = true;
 };

@@ -50,7 +50,8 @@ class Borrowed {
   bool open_capsule(PyObject* object, const char* name, Access access, dlpack::Tensor* tensor);
   bool take(const dlpack::Tensor& found, Access access, dlpack::Tensor* tensor);
 
-  static constexpr int kMaxKept = 24 + 2 * FA3_MAX_CAPTURED_TENSORS;  // with gradients
+  // Capsules, those of captured tensors and their gradients, and lists of a block mask.
+  static constexpr int kMaxKept = 25 + 2 * FA3_MAX_CAPTURED_TENSORS;
   std::array<PyObject*, kMaxKept> kept_{};
   int num_kept_ = 0;
   Stream stream_;  // that of the first tensor on a GPU

@@ -137,6 +137,29 @@ fa3_status fa3_quantize_workspace_size(const fa3_quantize_params* params, size_t
   return workspace_size(params, bytes);
 }
 
+fa3_status fa3_forward_block_lists_size(const fa3_forward_params* params, size_t* bytes) {
+  return with_params(params, [&](const auto& p) { return block_lists_size(p, bytes); });
+}
+
+fa3_status fa3_backward_block_lists_size(const fa3_backward_params* params, size_t* bytes) {
+  return with_params(params, [&](const auto& p) { return block_lists_size(p, bytes); });
+}
+
+fa3_status fa3_forward_make_block_lists(const fa3_forward_params* params, void* memory,
+                                        size_t memory_bytes, void* stream, fa3_block_lists* lists) {
+  return with_params(params, [&](const auto& p) {
+    return make_block_lists(p, {memory, memory_bytes}, stream, lists);
+  });
+}
+
+fa3_status fa3_backward_make_block_lists(const fa3_backward_params* params, void* memory,
+                                         size_t memory_bytes, void* stream,
+                                         fa3_block_lists* lists) {
+  return with_params(params, [&](const auto& p) {
+    return make_block_lists(p, {memory, memory_bytes}, stream, lists);
+  });
+}
+
 fa3_status fa3_forward_plan_text(const fa3_forward_params* params, char* text, size_t capacity,
                                  size_t* needed) {
   return text_of_plan(params, text, capacity, needed);

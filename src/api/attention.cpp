@@ -5,7 +5,9 @@
 
 #include "api/describe/describe.h"
 #include "api/describe/describe_append.h"
+#include "api/describe/describe_block_lists.h"
 #include "api/describe/describe_quantize.h"
+#include "api/describe/rules/tensor_rules.h"
 #include "api/monitor.h"
 #include "core/error.h"
 #include "core/macros.h"
@@ -22,31 +24,39 @@ bool writes_nothing(const MergeProblem& p) {
   return no_rows || (p.head_dim_v == 0 && p.lse.data == nullptr);
 }
 
-// The memory that the plan needs.
+// How errors name the memory, and who knows how much is needed.
+struct MemoryName {
+  const char* name;
+  const char* size_function;
+};
+constexpr MemoryName kWorkspace{"workspace", "workspace_size"};
+constexpr MemoryName kListMemory{"memory", "block_lists_size"};
+
+// That much of the caller's memory, which is not 0.
 template <class Params>
-Status provide(const Params& params, const Plan& plan, Workspace workspace, void** memory) {
-  if (plan.workspace_bytes == 0) return {};
-  const auto needed = static_cast<uint64_t>(plan.workspace_bytes);
+Status provide(const Params& params, int64_t bytes, Workspace workspace, void** memory,
+               MemoryName is = kWorkspace) {
+  const auto needed = static_cast<uint64_t>(bytes);
   if (workspace.allocate != nullptr) {
     workspace.data = workspace.allocate(workspace.context, needed);
     if (workspace.data == nullptr) {
       return {StatusCode::out_of_memory,
-              concat("workspace: expected ", needed, " bytes from the allocator, got none")};
+              concat(is.name, ": expected ", needed, " bytes from the allocator, got none")};
     }
   } else if (needed > workspace.bytes) {
     return {StatusCode::workspace_too_small,
-            concat("workspace: expected at least ", needed, " bytes, got ", workspace.bytes,
-                   "; ask the workspace_size function with the same params")};
+            concat(is.name, ": expected at least ", needed, " bytes, got ", workspace.bytes,
+                   "; ask the ", is.size_function, " function with the same params")};
   }
   if (workspace.data == nullptr) {
-    return invalid("workspace: expected ", needed, " bytes, got a null pointer");
+    return invalid(is.name, ": expected ", needed, " bytes, got a null pointer");
   }
   if (reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
-    return invalid("workspace: expected an address aligned to ", kWorkspaceAlignment,
+    return invalid(is.name, ": expected an address aligned to ", kWorkspaceAlignment,
                    " bytes, got ", workspace.data);
   }
   *memory = workspace.data;
-  return check_workspace(params, {workspace.data, plan.workspace_bytes});
+  return check_workspace(params, {workspace.data, bytes, is.name});
 }
 
 template <class P, class Params>
@@ -69,7 +79,8 @@ Status run_call(const Params& params, Workspace workspace, void* stream, Verb ve
   choice.plan.wants_words = watched();
   FA3_TRY(choose(problem, &choice));
   void* memory = nullptr;
-  FA3_TRY(provide(params, choice.plan, workspace, &memory));
+  const int64_t bytes = choice.plan.workspace_bytes;
+  if (bytes > 0) FA3_TRY(provide(params, bytes, workspace, &memory));
   const Engine& engine = *choice.engine;
   return watch(problem, engine, choice.plan.kernel, stream, [&] {
     if constexpr (std::is_same_v<P, Problem>) {
@@ -79,6 +90,45 @@ Status run_call(const Params& params, Workspace workspace, void* stream, Verb ve
     }
     return (engine.*verb)(problem, choice.plan, memory, stream);
   });
+}
+
+template <class P, class Params>
+Status plan_lists(Params params, P* problem, Choice* choice) {
+  params.options.block_lists = nullptr;
+  choice->plan.wants_words = false;
+  FA3_TRY(describe(params, Purpose::query, problem));
+  return choose(*problem, choice);
+}
+
+template <class P, class Params>
+Status size_lists(const Params& params, size_t* bytes) {
+  if (bytes == nullptr) return invalid("bytes: expected a place for the size, got null");
+  P problem;
+  Choice choice;
+  FA3_TRY(plan_lists(params, &problem, &choice));
+  *bytes = static_cast<size_t>(choice.plan.block_list_bytes);
+  return {};
+}
+
+// `verb`: the engine's make_*_lists.
+template <class P, class Params, class Verb>
+Status make_lists(const Params& params, Workspace memory, void* stream, fa3_block_lists* lists,
+                  Verb verb) {
+  if (lists == nullptr) return invalid("lists: expected a struct, got a null pointer");
+  P problem;
+  Choice choice;
+  FA3_TRY(plan_lists(params, &problem, &choice));
+  void* data = nullptr;
+  if (const int64_t bytes = choice.plan.block_list_bytes; bytes > 0) {
+    FA3_TRY(check_data({"block_mask", params.options.block_mask}));
+    if (problem.block_mask.num_bits > 0) {
+      FA3_TRY(check_data({"block_mask_bits", params.options.block_mask_bits}));
+    }
+    FA3_TRY(provide(params, bytes, memory, &data, kListMemory));
+    FA3_TRY((choice.engine->*verb)(problem, choice.plan, data, stream));
+  }
+  *lists = lists_of(problem, listed_pass(problem), data);
+  return {};
 }
 
 // By the first engine that does it for this device. `verb`: the engine's run_*, which may be null.
@@ -110,6 +160,24 @@ Status plan(const fa3_backward_params& params, Plan* plan) {
 
 Status plan(const fa3_quantize_params& params, Plan* plan) {
   return plan_call<QuantizeProblem>(params, plan);
+}
+
+Status block_lists_size(const fa3_forward_params& params, size_t* bytes) {
+  return size_lists<Problem>(params, bytes);
+}
+
+Status block_lists_size(const fa3_backward_params& params, size_t* bytes) {
+  return size_lists<BackwardProblem>(params, bytes);
+}
+
+Status make_block_lists(const fa3_forward_params& params, Workspace memory, void* stream,
+                        fa3_block_lists* lists) {
+  return make_lists<Problem>(params, memory, stream, lists, &Engine::make_forward_lists);
+}
+
+Status make_block_lists(const fa3_backward_params& params, Workspace memory, void* stream,
+                        fa3_block_lists* lists) {
+  return make_lists<BackwardProblem>(params, memory, stream, lists, &Engine::make_backward_lists);
 }
 
 Status run(const fa3_forward_params& params, Workspace workspace, void* stream) {

@@ -14,6 +14,10 @@ Status plan(const fa3_forward_params& params, Plan* plan);
 Status plan(const fa3_backward_params& params, Plan* plan);
 Status plan(const fa3_quantize_params& params, Plan* plan);
 
+// What fa3_*_block_lists_size() and fa3_*_make_block_lists() say.
+Status block_lists_size(const fa3_forward_params& params, size_t* bytes);
+Status block_lists_size(const fa3_backward_params& params, size_t* bytes);
+
 Status validate(const fa3_forward_params& params, void* stream);
 
 // The caller's: given with the call, or lent by its allocator when the plan is made.
@@ -27,6 +31,11 @@ struct Workspace {
 Status run(const fa3_forward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_backward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_quantize_params& params, Workspace workspace, void* stream);
+// Params with a map of blocks; the workspace is the lists' memory.
+Status make_block_lists(const fa3_forward_params& params, Workspace memory, void* stream,
+                        fa3_block_lists* lists);
+Status make_block_lists(const fa3_backward_params& params, Workspace memory, void* stream,
+                        fa3_block_lists* lists);
 Status run(const fa3_merge_params& params, void* stream);
 Status run(const fa3_append_params& params, void* stream);
 

@@ -52,9 +52,10 @@ struct Plan {
   int64_t num_splits = 1;  // of a tile's keys, combined at the end; 0: by their lengths (stream-K)
   int64_t num_tasks = 0;   // tiles or splits, independent of each other
   int num_threads = 1;
-  int64_t workspace_bytes = 0;  // what the caller must provide
-  int64_t part_offset = -1;     // there: a result that is merged afterwards; -1: none
-  std::string why;              // the reasons, as sentences
+  int64_t workspace_bytes = 0;   // what the caller must provide
+  int64_t block_list_bytes = 0;  // of a mask's lists that could be made before the call
+  int64_t part_offset = -1;      // there: a result that is merged afterwards; -1: none
+  std::string why;               // the reasons, as sentences
 };
 
 }  // namespace fa3

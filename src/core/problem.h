@@ -89,7 +89,8 @@ struct Problem {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0 = off
   MaskRule mask;
-  BlockMask block_mask;  // besides the rule
+  BlockMask block_mask;         // besides the rule
+  void* block_lists = nullptr;  // of the mask, made before; null: a call makes its own
   Dropout dropout;
   bool batch_invariant = false;
 

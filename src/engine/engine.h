@@ -63,6 +63,11 @@ struct Engine {
   // result is merged afterwards (plan/merge_apart.h).
   bool (*continues)(const Problem&) = nullptr;
   bool has_score_functions = false;
+  // Makes, in the memory that Plan::block_list_bytes asks for, the lists of a block mask that calls
+  // which have them (Problem::block_lists) need not make. Null: it makes none.
+  Status (*make_forward_lists)(const Problem&, const Plan&, void* memory, void* stream) = nullptr;
+  Status (*make_backward_lists)(const BackwardProblem&, const Plan&, void* memory,
+                                void* stream) = nullptr;
   const EngineClock* clock = nullptr;  // null: calls are over when they return
 };
 

@@ -66,6 +66,7 @@ class Options(ctypes.Structure):
         ("dropout_key", ctypes.c_int64),
         *tensors("block_mask block_mask_bits"),
         ("score", ctypes.c_void_p),
+        ("block_lists", ctypes.c_void_p),
     ]
 
 

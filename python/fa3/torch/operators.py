@@ -8,7 +8,7 @@ gradient.
 
 import torch
 
-from fa3 import _native
+from fa3 import _native, masks
 from fa3._dropout import seed_view
 from fa3._options import BOTH_PASSES, DEFAULTS, FORWARD, IN_ORDER, Options
 
@@ -24,6 +24,8 @@ NUM_THREADS = list(DEFAULTS).index("num_threads")
 DROPOUT_SEED = list(DEFAULTS).index("dropout_seed")
 DROPOUT_P = list(DEFAULTS).index("dropout_p")
 AVAILABLE_THREADS = _native.available_threads()
+
+masks.keeps_lists()
 
 # Whatever may watch or replace a call. These names are private: if one is missing, every call goes
 # through the dispatcher.

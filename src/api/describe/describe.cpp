@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "api/describe/describe_block_lists.h"
 #include "api/describe/describe_block_mask.h"
 #include "api/describe/describe_cache.h"
 #include "api/describe/describe_lengths.h"
@@ -337,6 +338,7 @@ Status describe_quantizations(const fa3_forward_params& p, Purpose purpose, Prob
 Status describe(const fa3_forward_params& params, Purpose purpose, Problem* problem) {
   const CacheArguments cache = cache_of(params);
   FA3_TRY(describe_common(params, cache, purpose, problem));
+  FA3_TRY(describe_block_lists(params.options, listed_pass(*problem), purpose, problem));
   if (problem->dropout.on()) FA3_TRY(check_dropout_can_be(params, *problem));
   FA3_TRY(check_countable(*problem));
   FA3_TRY(describe_quantizations(params, purpose, problem));
@@ -352,6 +354,8 @@ Status describe(const fa3_forward_params& params, Purpose purpose, Problem* prob
 
 Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProblem* problem) {
   FA3_TRY(describe_common(params, kNoCache, purpose, problem));
+  problem->deterministic = params.options.deterministic != 0;
+  FA3_TRY(describe_block_lists(params.options, listed_pass(*problem), purpose, problem));
   FA3_TRY(check_countable(*problem));
   const bool packed_q = present(params.options.cu_seqlens_q);
   const bool packed_k = present(params.options.cu_seqlens_k);
@@ -388,7 +392,6 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
   problem->dk = operand(params.dk);
   problem->dv = operand(params.dv);
   problem->dsink = static_cast<float*>(params.dsink.data);
-  problem->deterministic = params.options.deterministic != 0;
   problem->accumulate_dq = params.accumulate_dq != 0;
   problem->accumulate_dkv = params.accumulate_dkv != 0;
   return {};

@@ -24,6 +24,7 @@ Status describe(const fa3_merge_params& params, MergeProblem* problem);
 struct Memory {
   void* data;
   int64_t bytes;
+  const char* name = "workspace";  // in errors
 };
 Status check_workspace(const fa3_forward_params& params, const Memory& workspace);
 Status check_workspace(const fa3_backward_params& params, const Memory& workspace);

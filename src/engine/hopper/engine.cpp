@@ -5,6 +5,7 @@
 #include "engine/cuda/engine_parts.h"
 #include "engine/cuda/host/clock.h"
 #include "engine/cuda/kernels/quantize.h"
+#include "engine/hopper/launch/make_lists.h"
 #include "engine/hopper/launch/run_backward.h"
 #include "engine/hopper/launch/run_forward.h"
 #include "engine/hopper/plan/backward/plan_backward.h"
@@ -39,6 +40,8 @@ const Engine kHopperEngine = {
     .continues =
         [](const Problem& problem) { return select_continued_kernel(problem) != kNoKernel; },
     .has_score_functions = true,
+    .make_forward_lists = make_forward_lists,
+    .make_backward_lists = make_backward_lists,
     .clock = &cuda::kClock,
 };
 

@@ -68,6 +68,16 @@ struct ScoreOperands {
   cuda::ScoreCaptures captures;
   CUtensorMap captured_map;  // of the tensor whose tiles the kernel loads, if it does
   TilesTogether together;    // where sequences have one length, and no lists
+  // Of products that begin with what the function adds to the score: the softmax scale * log2(e),
+  // and what the scale is divided out by.
+  float scale_log2;
+  float inverse_scale;
+};
+
+// What a score function adds in a row: at a key of the tile, and more from key to key.
+struct alignas(16) AddedLine {
+  float at, step;
+  int key;
 };
 
 struct ForwardParams {

@@ -10,6 +10,7 @@ import torch
 
 from fa3.flex.function.graph import BATCH, BOOL, COTANGENT, HEAD, INT, KEY, QUERY, SCORE
 from fa3.flex.function.operations import OPERATIONS
+from fa3.flex.function.steps import added_to_score, distance_step_of, leaves_of, run_of, step_of
 
 NAMES = {SCORE: "score", BATCH: "b", HEAD: "h", QUERY: "q_idx", KEY: "kv_idx"}
 NAMES |= {COTANGENT: "gradient"}
@@ -58,50 +59,86 @@ def gradients_of(function, gradient, longest=LONGEST):
         node = graph.nodes[load]
         places = {graph.nodes[n].op for n in graph.needed_for(*node.arguments)}
         add = "add" if QUERY in places else "add_for_key" if KEY in places else "add_for_tile"
-        if (add, node.value) in summed:
+        step = distance_step_of(graph, node.arguments)
+        if step is not None and "distance" not in summed:
+            add = "add_for_distance"
+            summed.add("distance")
+        elif (add, node.value) in summed:
             add = "add"
         summed.add((add, node.value))
-        arguments = [name_of(graph, value), *indices(graph, node.arguments, longest)]
-        statements.append(f"{add}<{node.value}>({', '.join(arguments)});")
+        statements.append(added_gradient(graph, add, node, value, step, longest))
         needed += [value, *node.arguments]
     return body(function, longest, needed, after=statements)
+
+
+def added_gradient(graph, add, load, value, step, longest):
+    """The statement that adds to the gradient of what was loaded."""
+    places = [*load.arguments]
+    number = load.value
+    if add == "add_for_distance":
+        *others, last = places
+        arguments = [name_of(graph, last), *indices(graph, others, longest)]
+        number = f"{number}, {step}"
+    else:
+        arguments = indices(graph, places, longest)
+    return f"{add}<{number}>({', '.join([name_of(graph, value), *arguments])});"
 
 
 def body(function, longest, numbers, before=(), after=(), returns=None):
     """Lines that compute these nodes."""
     graph, lines = function.graph, ["using namespace score;", *before]
+    run = None
     if returns is not None:
-        added = added_to_score(graph, returns)
-        if added is None:
-            after = [f"return {name_of(graph, returns)};"]
-        else:
-            numbers = [added if number == returns else number for number in numbers]
-            after = [f"return score + {name_of(graph, added)};"]
+        result, numbers, run = returned(graph, returns, numbers)
+        after = [f"return {result};"]
     needed = graph.needed_for(*numbers)
     ahead = loaded_ahead(graph, needed, function.types)
+    if run is not None and ahead is not None:
+        # What each query has of its own comes from memory, and is waited for.
+        *others, _ = graph.nodes[ahead].arguments
+        if QUERY in {graph.nodes[n].op for n in graph.needed_for(*others)}:
+            run = None
+        else:
+            ahead = None
     for number in needed:
         node = graph.nodes[number]
         if number == ahead:
             element = ELEMENTS[function.types[node.value]]
             call = loads_ahead(graph, node, longest)
             lines.append(f"const float x{number} = {call.format(f'{element}, {node.value}')};")
+        elif run is not None and number == run.load:
+            lines.append(
+                f"const {TYPES[node.kind]} x{number} = {loads_run(function, run, longest)};"
+            )
         elif node.op not in NAMES:
             value = expression(graph, node, function.types, longest)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")
     return "\n".join([*lines, *after, ""])
 
 
-def added_to_score(graph, number):
-    """What the node adds to the score, if it does nothing else with it; else None. Kernels may then
-    begin with it (src/engine/cuda/jit/score_program.h, adds_to_score())."""
-    node = graph.nodes[number]
-    if node.op != "add":
-        return None
-    for score, added in (node.arguments, node.arguments[::-1]):
-        leaves = {graph.nodes[n].op for n in graph.needed_for(added)}
-        if graph.nodes[score].op == SCORE and SCORE not in leaves:
-            return added
-    return None
+def returned(graph, result, numbers):
+    """(the expression of a function's result, the nodes that its body needs for these numbers, its
+    Run). Where it adds to the score, and how that changes from key to key, is said there, for
+    kernels that begin with it (src/engine/cuda/jit/score_program.h, definition_of_added())."""
+    added = added_to_score(graph, result)
+    if added is None:
+        return name_of(graph, result), numbers, None
+    step = step_of(graph, added)
+    needed = [added if number == result else number for number in numbers]
+    if step is None or graph.nodes[step] == graph.nodes[graph.constant(0.0)]:
+        return f"score + {name_of(graph, added)}", needed, run_of(graph, added)
+    is_straight = KEY not in leaves_of(graph, step)
+    kind = "linear" if is_straight else "piecewise_linear"
+    line = f"{kind}({name_of(graph, added)}, {name_of(graph, step)})"
+    return f"score + {line}", [*needed, step], None
+
+
+def loads_run(function, run, longest):
+    """The call that loads an element of a run."""
+    graph, node = function.graph, function.graph.nodes[run.load]
+    *others, last = node.arguments
+    places = ", ".join([name_of(graph, last), *indices(graph, others, longest)])
+    return f"load_run<{ELEMENTS[function.types[node.value]]}, {node.value}, {run.step}>({places})"
 
 
 def name_of(graph, number):

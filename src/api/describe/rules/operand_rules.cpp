@@ -122,7 +122,7 @@ Status check_apart(const Memory& workspace, std::span<const Named> tensors) {
                          .rank = 1,
                          .shape = {workspace.bytes},
                          .stride = {1}};
-  return check_no_overlap({"workspace", bytes}, tensors);
+  return check_no_overlap({workspace.name, bytes}, tensors);
 }
 
 }  // namespace fa3::api

@@ -87,6 +87,7 @@ struct FunctionBlock {
             const float d = delta[j / 4 * 2 + half];
             x = weights[half] * (Block::at(dp, tile, step, j + half) - d);
             gradient.key = fragment_row_index(j + half);
+            gradient.element = step * kEach + j + half;
             gradient.counts = x != 0.0f;
             const int query = at.query(step, j + half), key = at.key(tile, j + half);
             gradient.of(x, kept[half], at.sequence, at.head, query, key);

@@ -38,6 +38,7 @@ BackwardCall call_of(const BackwardProblem& p) {
           .softcap = p.softcap,
           .mask = narrow_mask(p),
           .block_mask = p.block_mask,
+          .block_lists = p.block_lists,
           .dropout = p.dropout,
           .deterministic = p.deterministic,
           .batch_invariant = p.batch_invariant,

@@ -21,6 +21,7 @@ struct BackwardCall {
   float softcap = 0.0f;                    // 0: none
   MaskRuleOf<int> mask;
   BlockMask block_mask;
+  void* block_lists = nullptr;  // of the mask, made before; null: the call makes them
   Dropout dropout;
   bool deterministic = false;
   bool batch_invariant = false;

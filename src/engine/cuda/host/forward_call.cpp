@@ -118,6 +118,7 @@ ForwardCall call_of(const Problem& p) {
                    .softcap = p.softcap,
                    .mask = narrow_mask(p),
                    .block_mask = p.block_mask,
+                   .block_lists = p.block_lists,
                    .dropout = p.dropout,
                    .seqlen_q = int(p.lengths_q.max),
                    .seqlen_k = int(p.lengths_k.max),

@@ -28,6 +28,7 @@ struct ForwardCall {
   float softcap = 0.0f;  // 0: none
   MaskRuleOf<int> mask;
   BlockMask block_mask;
+  void* block_lists = nullptr;  // of the mask, made before; null: the call makes them
   Dropout dropout;
   int seqlen_q = 0;  // of the longest sequence
   int seqlen_k = 0;

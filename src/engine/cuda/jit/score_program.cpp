@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda/jit/score_program.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
@@ -101,15 +102,23 @@ int tensor_of_scores(const fa3_score_function& score) {
   return load != nullptr && starts_with(load, kLoadOfScore) ? tensor_of(load) : -1;
 }
 
-bool adds_to_score(const fa3_score_function& score) {
-  constexpr char kReturn[] = "return score + ";
-  const char* end = std::strstr(score.text, kReturn);
-  if (end == nullptr || count_word(score.text, "return") != 1) return false;
-  if (count_word(score.text, "score") != 1) return false;
-  end += std::strlen(kReturn);
-  const char* const name = end;
-  while (is_of_name(*end)) ++end;
-  return end != name && *end == ';';
+AddedToScore added_to_score(const fa3_score_function& score) {
+  constexpr char kReturn[] = "return score + ", kLoadRun[] = "load_run<";
+  const std::string_view text = score.text;
+  const size_t at = text.find(kReturn);
+  if (at == text.npos || count_word(text, "return") != 1 || count_word(text, "score") != 1) {
+    return {};
+  }
+  std::string_view added = text.substr(at + std::strlen(kReturn));
+  added = added.substr(0, added.find(';'));
+  const bool is_name = !added.empty() && std::ranges::all_of(added, is_of_name);
+  const bool is_call = added.find(')') == added.size() - 1;
+  const bool is_linear = is_call && added.starts_with("linear(");
+  const bool is_piecewise_linear = is_call && added.starts_with("piecewise_linear(");
+  if (!is_name && !is_linear && !is_piecewise_linear) return {};
+  const size_t run = text.find(kLoadRun);
+  const bool has_run = run != text.npos && text.find(kLoadRun, run + 1) == text.npos;
+  return {true, is_linear, is_piecewise_linear, has_run};
 }
 
 std::string text_of(const char* type, std::span<const ConfigField> fields) {

@@ -24,9 +24,15 @@ struct ScoreKernel {
 // The tensor of which load_of_score() asks, if the text has it once. -1: there is none.
 int tensor_of_scores(const fa3_score_function& score);
 
-// Whether the function is the score and something that does not depend on it, by its text: that
-// names the score in its one return alone, `return score + name;`.
-bool adds_to_score(const fa3_score_function& score);
+// What the function adds to the score, if it does nothing else with it and says so: its text names
+// the score in its one return alone, `return score + name;`, or a line in place of the name.
+struct AddedToScore {
+  bool is_all;               // that the function does; else nothing below holds
+  bool is_linear;            // linear(...)
+  bool is_piecewise_linear;  // piecewise_linear(...)
+  bool has_run;              // it loads by load_run(), once
+};
+AddedToScore added_to_score(const fa3_score_function& score);
 
 // Whether the gradients of captured tensors name the score.
 bool gradients_name_score(const fa3_score_function& score);

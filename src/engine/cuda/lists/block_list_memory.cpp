@@ -76,6 +76,17 @@ void set_memory(BlockListParams& p, const BlockListMemory& memory, void* workspa
   p.first_rows = array_at<int>(workspace, memory.first_rows);
 }
 
+int64_t block_list_bytes(const BlockListParams& p, ListsOf pass) {
+  WorkspaceAllocator allocator;
+  place_block_lists(p, pass, 0, allocator);
+  return allocator.bytes();
+}
+
+void set_own_memory(BlockListParams& p, ListsOf pass, void* memory) {
+  WorkspaceAllocator allocator;
+  set_memory(p, place_block_lists(p, pass, 0, allocator), memory);
+}
+
 BlockLists row_lists(const BlockListParams& p) {
   return lists_of(p, p.row_blocks, p.row_lengths, p.rows_of_map, p.row_capacity());
 }

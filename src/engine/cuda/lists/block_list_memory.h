@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a call's workspace has the lists of its block mask. Planned and cut by the same numbers.
+// Where a call's workspace, or memory of their own, has the lists of a block mask. Planned and cut
+// by the same numbers.
 #pragma once
 
 #include "core/workspace.h"
@@ -25,6 +26,10 @@ enum class ListsOf : unsigned char { kForward, kBackward, kDeterministicBackward
 struct TileCapacity {
   int64_t queries = 0, keys = 0;
 };
+
+// Lists in memory of their own, for many calls.
+int64_t block_list_bytes(const BlockListParams& params, ListsOf pass);
+void set_own_memory(BlockListParams& params, ListsOf pass, void* memory);
 
 // Without memory: what the kernel is asked for. `varlen`: null, all sequences have these lengths.
 BlockListParams block_list_params(const BlockMask& mask, const MaskRuleOf<int>& rule, int seqlen_q,

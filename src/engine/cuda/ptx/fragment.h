@@ -32,6 +32,10 @@ FA3_HD constexpr int fragment_column(int i) {
   return i / 4 * 8 + i % 2;
 }
 
+// The first elements of a thread's rows.
+inline constexpr int kFirstElement[kRowsPerThread] = {0, 2};
+static_assert(fragment_row_index(kFirstElement[1]) == 1 && fragment_column(kFirstElement[1]) == 0);
+
 FA3_HD constexpr int fragment_lane_column(int thread) {
   return thread % kQuadLanes * 2;
 }

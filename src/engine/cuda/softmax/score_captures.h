@@ -17,12 +17,27 @@ inline constexpr int kTileTensor = FA3_SCORE_TILE;
 inline constexpr int kTileTensor = -1;
 #endif
 inline constexpr bool kLoadsTile = kTileTensor >= 0;
-#ifdef FA3_SCORE_ADDS  // and the function adds to the score alone
-inline constexpr bool kAddsTile = true;
+#ifdef FA3_SCORE_ADDS  // a forward's function adds to the score, and knows nothing of it
+inline constexpr bool kAddsToScore = true;
 #else
-inline constexpr bool kAddsTile = false;
+inline constexpr bool kAddsToScore = false;
 #endif
-#ifdef FA3_SCORE_TILE_ONCE  // and heads do not share them
+#ifdef FA3_SCORE_LINEAR  // what it adds changes by a step from key to key (linear())
+inline constexpr bool kAddsLine = true;
+#else
+inline constexpr bool kAddsLine = false;
+#endif
+#ifdef FA3_SCORE_PIECEWISE_LINEAR  // and by another one behind some key (piecewise_linear())
+inline constexpr bool kAddsTwoLines = true;
+#else
+inline constexpr bool kAddsTwoLines = false;
+#endif
+#ifdef FA3_SCORE_RUN  // it loads what lies beside each other for neighbouring keys (load_run())
+inline constexpr bool kLoadsRun = true;
+#else
+inline constexpr bool kLoadsRun = false;
+#endif
+#ifdef FA3_SCORE_TILE_ONCE  // and heads do not share its tiles
 inline constexpr bool kReadsTileOnce = true;
 #else
 inline constexpr bool kReadsTileOnce = false;

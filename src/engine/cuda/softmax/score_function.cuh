@@ -189,12 +189,32 @@ struct Pair {
   int* tile = nullptr;             // of load_of_score(): becomes its other indices, likewise
 };
 
+// Where load_run() finds the elements of a thread's keys in a block.
+struct Run {
+  const void* first;  // of the first key
+  bool is_inside;     // all are elements of the tensor, which lie beside each other
+};
+
 // What a function's body sees: the captured tensors, and tanh.
 struct ScoreFunction {
   const ScoreCaptures& captures;
   // Not null: all tangents are those near zero, and this becomes the largest argument.
   float* reach = nullptr;
   Pair pair{};
+  float* step = nullptr;        // becomes that of a line
+  Run* run = nullptr;           // of load_run(): becomes where it is, and nothing is loaded,
+  const Run* in_run = nullptr;  // or where it was found to be,
+  int column = 0;               // and the key in it; of the last one where it is looked for
+
+  // x, which changes by a step from key to key.
+  __device__ __forceinline__ float linear(float x, float its_step) const {
+    if (step != nullptr) *step = its_step;
+    return x;
+  }
+  // The same up to some key, by another step behind it: two keys of one step have no other between.
+  __device__ __forceinline__ float piecewise_linear(float x, float its_step) const {
+    return linear(x, its_step);
+  }
 
   __device__ __forceinline__ float tangent(float x) const {
     if (reach == nullptr) return score::tangent_anywhere(x);
@@ -232,6 +252,24 @@ struct ScoreFunction {
       return 0.0f;
     }
     return load_of_key<T, Number>(kv_idx, others..., unsigned(q_idx));
+  }
+  // The same of an element whose last index changes by Step from key to key, where the others know
+  // nothing of kv_idx.
+  template <class T, int Number, int Step, class... Indices>
+  __device__ __forceinline__ auto load_run(int last, Indices... others) const {
+    if (in_run != nullptr) {
+      return score::number_of(static_cast<const T*>(in_run->first)[Step * column]);
+    }
+    if (run != nullptr) {
+      const ScoreCaptures::Tensor& tensor = captures.tensors[Number];
+      constexpr int kDim = sizeof...(Indices);
+      const unsigned extent = unsigned(tensor.extent[kDim]);
+      const bool is_inside = unsigned(last) < extent && unsigned(last + Step * column) < extent;
+      *run = {&element<T, Number>(others..., Unclamped{is_inside ? last : 0}),
+              is_inside && tensor.stride[kDim] == 1};
+      return score::number_of(T{});
+    }
+    return load<T, Number>(others..., last);
   }
   static constexpr int kTileIndices = ScoreCaptures::kDims - 2;
 

@@ -9,6 +9,7 @@
 #include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/ptx/unpack.cuh"
+#include "engine/cuda/softmax/distance_sums.cuh"
 #endif
 
 namespace fa3::cuda {
@@ -32,6 +33,10 @@ struct ScoreGradient : ScoreFunction {
   Sum of_tile[ScoreCaptures::kMost];
   Sum of_key[2][ScoreCaptures::kMost];  // a thread's keys
   int key = 0;                          // which of them comes next
+#ifdef FA3_SCORE_FUNCTION
+  DistanceSums of_distances;  // one tensor's
+  int element = 0;            // of the thread's accumulator, which comes next
+#endif
   bool counts =
       true;  // whether the next score does: where P is 0 no slope matters, infinite or not
 
@@ -53,6 +58,18 @@ struct ScoreGradient : ScoreFunction {
   __device__ __forceinline__ void add_for_tile(float value, Indices... indices) {
     add_to(of_tile[Number], value, place_of<Number>(indices...));
   }
+  // The same where the last index changes by Step from key to key and by -Step from query to query,
+  // and no other depends on either. For one tensor.
+  template <int Number, int Step, class... Indices>
+  __device__ __forceinline__ void add_for_distance(float value, int last, Indices... others) {
+#ifdef FA3_SCORE_FUNCTION
+    constexpr int kDim = sizeof...(Indices);
+    of_distances.take(element, counts ? value : 0.0f, place_of<Number>(others..., 0), last, Step,
+                      params.captures.tensors[Number].extent[kDim]);
+#else
+    add<Number>(value, others..., last);
+#endif
+  }
 
   __device__ __forceinline__ void of(float gradient, float score, int b, int h, int q_idx,
                                      int kv_idx);
@@ -67,6 +84,7 @@ struct ScoreGradient : ScoreFunction {
       add_sum(of_tile[number], kWarpSize, lane);
       for (const auto& mine : of_key) add_sum(mine[number], kQuadLanes, lane);
     }
+    of_distances.finish();
   }
 #endif
 

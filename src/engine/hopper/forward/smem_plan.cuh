@@ -66,6 +66,13 @@ struct CapturedSmem {
 };
 struct NoCaptured {};
 
+// The lines of a tile's rows (consumer_score_added.cuh).
+template <ForwardConfig C>
+struct AddedLinesSmem {
+  AddedLine rows[C.block_m];
+};
+struct NoAddedLines {};
+
 template <ForwardConfig C>
 struct SmemPlan {
   alignas(kSmemAlignment) unsigned char q[C.q_stages][C.tiles().q_bytes()];
@@ -74,6 +81,7 @@ struct SmemPlan {
   [[no_unique_address]] std::conditional_t<C.transposes_v, ValueRowsPipeline<C>, NoValueRows>
       value_rows;
   [[no_unique_address]] std::conditional_t<C.block_mask, MaskBitsSmem<C>, NoMaskBits> mask_bits;
+  [[no_unique_address]] std::conditional_t<kAddsLine, AddedLinesSmem<C>, NoAddedLines> added_lines;
   PipelineBarriers<C.q_stages> q_pipelines[C.consumers()];
   PipelineBarriers<C.kv_stages> kv_pipeline;
   PipelineBarriers<kWorkTileStages> work_tile_pipeline;

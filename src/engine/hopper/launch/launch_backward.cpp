@@ -130,7 +130,7 @@ bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan) 
 
 cuda::BlockListParams lists_in(const BackwardPlan& plan, void* workspace) {
   cuda::BlockListParams lists = plan.lists;
-  set_memory(lists, plan.workspace.lists, workspace);
+  if (plan.call.block_lists == nullptr) set_memory(lists, plan.workspace.lists, workspace);
   return lists;
 }
 
@@ -188,7 +188,7 @@ cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, void* worksp
     error = list_tiles(a, arrays.q_tiles, a.q, a.lengths_q, a.lengths_k, c.block_m, 0,
                        plan.q_blocks.in_all, stream);
   }
-  if (c.block_mask && error == cudaSuccess) {
+  if (c.block_mask && a.block_lists == nullptr && error == cudaSuccess) {
     cuda::BlockListParams lists = lists_in(plan, workspace);
     if (a.varlen) {
       lists.row_tiles = {arrays.q_tiles.sequences, arrays.q_tiles.num_entries};

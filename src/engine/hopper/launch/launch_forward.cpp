@@ -123,6 +123,12 @@ void encode_keys(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
   params.cp_async.v.columns = int(v.columns);
 }
 
+cuda::BlockListParams lists_in(const ForwardPlan& plan, void* workspace) {
+  cuda::BlockListParams lists = plan.lists;
+  if (plan.call.block_lists == nullptr) set_memory(lists, plan.workspace.lists, workspace);
+  return lists;
+}
+
 void encode_work(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& o,
                  void* workspace) {
   const ForwardWorkspace& w = plan.workspace;
@@ -132,11 +138,7 @@ void encode_work(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
   params.num_entries = array_at<int>(workspace, w.num_entries);
   params.pair_blocks = plan.pair_blocks;
   if (plan.tiling.finds_own_tiles()) params.schedule = plan.schedule;
-  if (plan.kernel.config.block_mask) {
-    cuda::BlockListParams lists = plan.lists;
-    set_memory(lists, w.lists, workspace);
-    params.lists = row_lists(lists);
-  }
+  if (plan.kernel.config.block_mask) params.lists = row_lists(lists_in(plan, workspace));
   params.combines = array_at<CombineTile>(workspace, w.combines);
   if (plan.tiling.is_split()) {
     params.partials = {.o = array_at<float>(workspace, w.partial_o),
@@ -161,15 +163,14 @@ cudaError_t list_tiles(const ForwardPlan& plan, void* workspace, cudaStream_t st
   return prepare_varlen_metadata(list, stream);
 }
 
-// Clears the tile counter, with the list of tiles, those of key blocks, or alone; that of e4m3
-// operands alone is cleared by the kernel that prepares these.
+// Clears the tile counter, with the list of tiles, those of key blocks that are made here, or
+// alone; that of e4m3 operands alone is cleared by the kernel that prepares these.
 cudaError_t prepare_scheduler(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   const ForwardWorkspace& w = plan.workspace;
   int* counter = array_at<int>(workspace, w.tile_counter);
   const bool lists_tiles = plan.tiling.scheduler == Scheduler::kVarlenMetadata;
-  if (plan.kernel.config.block_mask) {
-    cuda::BlockListParams lists = plan.lists;
-    set_memory(lists, w.lists, workspace);
+  if (plan.kernel.config.block_mask && plan.call.block_lists == nullptr) {
+    cuda::BlockListParams lists = lists_in(plan, workspace);
     if (lists_tiles) {
       const cudaError_t error = list_tiles(plan, workspace, stream);
       if (error != cudaSuccess) return error;

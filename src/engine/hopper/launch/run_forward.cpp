@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/launch/run_forward.h"
 
+#include <algorithm>
+
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/jit/kernel_cache.h"
+#include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/launch/launch_e4m3.h"
 #include "engine/hopper/launch/launch_forward.h"
 #include "engine/hopper/launch/score_program.h"
@@ -52,7 +55,13 @@ Status run(int device, const Decided& plan, void* workspace, void* stream) {
 
 Status run_scored(const fa3_score_function& score, int device, const ForwardPlan& decided,
                   void* workspace, void* stream) {
-  ScoredPlan scored{decided, {cuda::captures_of(score), {}, decided.together}};
+  const float scale = decided.call.scale;
+  ScoredPlan scored{decided,
+                    {.captures = cuda::captures_of(score),
+                     .captured_map = {},
+                     .together = decided.together,
+                     .scale_log2 = cuda::log2_scale(scale),
+                     .inverse_scale = std::min(1.0f / scale, 0x1p126f)}};
   if (!has_work(scored)) return {};
   ForwardKernel& kernel = scored.plan.kernel;
   const cuda::DeviceScope scope(device);

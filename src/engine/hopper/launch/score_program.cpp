@@ -86,20 +86,28 @@ cuda::Program decode_program(const fa3_score_function& score, const ForwardConfi
                  "const __grid_constant__ ForwardParams);\n")));
 }
 
-// Tiles of a captured tensor take shared memory from Q and from K and V, of which two of each stay.
+// Tiles of a captured tensor, or lines of a tile's rows, take shared memory from Q and from K and
+// V, of which two of each stay.
 constexpr int kFewestStages = 4, kOtherSmemBytes = 2048;
 
-int smem_bytes_with_tiles(const ForwardConfig& c) {
+int smem_bytes_beside(const ForwardConfig& c, int more) {
   const int bits = c.block_mask ? kMaskBlock * kMaskBlock / 8 : 0;
-  return c.q_stages * c.tiles().q_bytes() + c.kv_stages * (c.tiles().stage_bytes() + bits) +
-         c.captured_stages() * c.captured_tile().bytes() + kOtherSmemBytes;
+  return c.q_stages * c.tiles().q_bytes() + c.kv_stages * (c.tiles().stage_bytes() + bits) + more +
+         kOtherSmemBytes;
+}
+
+bool fits_captured_tiles(const ForwardConfig& c) {
+  return smem_bytes_beside(c, c.captured_stages() * c.captured_tile().bytes()) <= kMaxSmemBytes;
 }
 
 ForwardConfig with_captured_tiles(ForwardConfig c) {
-  const auto fits = [&] { return smem_bytes_with_tiles(c) <= kMaxSmemBytes; };
-  if (!fits()) c.q_stages = 1;
-  while (!fits() && c.kv_stages > kFewestStages) --c.kv_stages;
+  if (!fits_captured_tiles(c)) c.q_stages = 1;
+  while (!fits_captured_tiles(c) && c.kv_stages > kFewestStages) --c.kv_stages;
   return c;
+}
+
+bool fits_lines(const ForwardConfig& c) {
+  return smem_bytes_beside(c, c.block_m * int(sizeof(AddedLine))) <= kMaxSmemBytes;
 }
 
 std::string definition_of_tile(int captured) {
@@ -111,11 +119,40 @@ bool is_tile_read_once(const fa3_score_function& score, int captured) {
          is_read_once(score.tensors[captured]);
 }
 
-// What a forward does with tiles.
-std::string ways_of_tile(const fa3_score_function& score, int captured) {
-  const bool once = is_tile_read_once(score, captured);
-  return concat(cuda::adds_to_score(score) ? "#define FA3_SCORE_ADDS\n" : "",
-                once ? "#define FA3_SCORE_TILE_ONCE\n" : "");
+// A forward kernel with a score function, and what it finds of that before there are scores.
+struct AheadOfScores {
+  ForwardConfig config;
+  std::string definitions;
+};
+
+AheadOfScores by_tile(const fa3_score_function& score, const ForwardConfig& c, int captured) {
+  return {with_captured_tiles(c),
+          concat(definition_of_tile(captured),
+                 cuda::added_to_score(score).is_all ? "#define FA3_SCORE_ADDS\n" : "",
+                 is_tile_read_once(score, captured) ? "#define FA3_SCORE_TILE_ONCE\n" : "")};
+}
+
+AheadOfScores by_line_or_run(const cuda::AddedToScore& added, ForwardConfig c) {
+  std::string definitions = "#define FA3_SCORE_ADDS\n";
+  if (added.has_run) definitions += "#define FA3_SCORE_RUN\n";
+  if (added.is_linear && !fits_lines(c)) c.q_stages = 1;
+  if (added.is_linear && fits_lines(c)) {
+    definitions += "#define FA3_SCORE_LINEAR\n";
+  } else if (added.is_linear || added.is_piecewise_linear) {
+    definitions += "#define FA3_SCORE_PIECEWISE_LINEAR\n";
+  }
+  return {c, definitions};
+}
+
+AheadOfScores ahead_of_scores(const fa3_score_function& score, ForwardConfig c, int captured) {
+  if (captured != kNoTile) return by_tile(score, c, captured);
+  const std::string pairs = cuda::definition_of_pairs(score);
+  const cuda::AddedToScore added = cuda::added_to_score(score);
+  if (pairs.empty() && added.is_all) return by_line_or_run(added, c);
+  // Beside pairs, registers do not last for guarded steps that may find no reference: 0.8 of the
+  // speed of online steps (docs/lab/flex.md). Without pairs they gain.
+  if (!pairs.empty() && score.may_hide != 0) c.guarded = false;
+  return {c, pairs};
 }
 
 template <class Config>
@@ -129,8 +166,7 @@ cuda::ProgramKey key_of(const char* kernel, const fa3_score_function& score, con
 
 bool takes_captured_tile(const ForwardConfig& c) {
   if (c.is_decode()) return false;
-  const ForwardConfig with = with_captured_tiles(c);
-  return c.captured_tile().row_bytes() == 128 && smem_bytes_with_tiles(with) <= kMaxSmemBytes;
+  return c.captured_tile().row_bytes() == 128 && fits_captured_tiles(with_captured_tiles(c));
 }
 
 // Elsewhere one warpgroup computes P and another writes dS.
@@ -141,17 +177,11 @@ bool takes_captured_tile(const BackwardConfig& c) {
 cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config,
                             int captured) {
   if (config.is_decode()) return decode_program(score, config);
-  const bool has_tile = captured != kNoTile;
-  const std::string pairs = has_tile ? definition_of_tile(captured) + ways_of_tile(score, captured)
-                                     : cuda::definition_of_pairs(score);
-  ForwardConfig c = has_tile ? with_captured_tiles(config) : config;
-  // Beside pairs, registers do not last for guarded steps that may find no reference: 0.8 of the
-  // speed of online steps (docs/lab/flex.md). Without pairs they gain.
-  if (!has_tile && !pairs.empty() && score.may_hide != 0) c.guarded = false;
+  const auto [c, definitions] = ahead_of_scores(score, config, captured);
   return cuda::forward_program(
       score,
       kernel_of(
-          concat(pairs, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
+          concat(definitions, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
                  "#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
                  "#include \"engine/hopper/forward/producer/",
                  loader_of(c), "\"\n#include \"engine/hopper/forward/producer/schedule/",

@@ -58,7 +58,7 @@ ForwardWorkspace lay_out(const ForwardPlan& plan) {
   } else if (scheduler == Scheduler::kDynamicPersistent) {
     w.tile_counter = place<int>(allocator, 1);
   }
-  if (c.block_mask) {
+  if (c.block_mask && plan.call.block_lists == nullptr) {
     w.lists = cuda::place_block_lists(plan.lists, cuda::ListsOf::kForward, plan.call.sequences,
                                       allocator);
   }
@@ -110,7 +110,8 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
   plan.kv_loader = kv_loader_of(plan);
   plan.kv_box_rows = kv_box_rows(c, call);
   plan.q_is_clipped = c.general() && call.lengths_q.in_one_tensor;
-  plan.pdl = c.can_split() || c.block_mask;
+  // Of a mask's lists, that are made just before.
+  plan.pdl = c.can_split() || (c.block_mask && call.block_lists == nullptr);
   plan.cluster = 1 << tiling.split.cluster_log2;
   plan.order = tile_order(c, call, tiling.pack, num_sms, together);
   if (tiling.finds_own_tiles()) {
@@ -130,6 +131,9 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
     const cuda::TileCapacity capacity{.queries = plan.order.num_m_blocks};
     plan.lists = cuda::block_list_params(call.block_mask, call.mask, call.seqlen_q, call.seqlen_k,
                                          call.varlen ? &capacity : nullptr);
+    if (call.block_lists != nullptr) {
+      set_own_memory(plan.lists, cuda::ListsOf::kForward, call.block_lists);
+    }
     plan.call.mask = {};
   }
   plan.grid = grid_of(plan, num_sms);

@@ -83,7 +83,7 @@ struct ForwardPlan {
   int pair_blocks = 0;            // of tiles in pairs (PairedKvSchedule)
   SplitKvSchedule schedule{};     // tiles that are found in the lengths; else .sequences alone
   CpAsyncKeys cp_async{};         // K and V for cp.async
-  cuda::BlockListParams lists{};  // of a block mask
+  cuda::BlockListParams lists{};  // of a block mask; with their memory, if they are there before
   int num_combines = 0;           // Combine::kKernel: tiles, or ranges, that it looks at
   int64_t most_splits = 1;        // of a tile, if lengths are even
   int partial_rows = 0;           // of each partial result

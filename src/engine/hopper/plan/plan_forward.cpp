@@ -162,6 +162,7 @@ std::string reasons(const Problem& problem, const ForwardPlan& plan, const char*
                   " that read one tile of the score function's tensor come together");
   }
   why += split_words(plan);
+  if (plan.call.block_lists != nullptr) why += kListsBefore;
   if (plan.combine == Combine::kLastCta) why += ", combined in the kernel";
   if (plan.combine == Combine::kOpener) why += ", combined by the CTA that opens a tile";
   if (problem.batch_invariant) why += "; batch-invariant";
@@ -195,6 +196,9 @@ void describe(const ForwardPlan& decided, int64_t tiles, Plan* plan) {
   plan->num_splits = is_stream_k ? 0 : split.num_splits;
   plan->num_tasks = is_stream_k ? split.ctas : tiles * split.num_splits;
   plan->workspace_bytes = decided.workspace.bytes;
+  if (decided.lists.mask.on && !decided.call.varlen) {
+    plan->block_list_bytes = cuda::block_list_bytes(decided.lists, cuda::ListsOf::kForward);
+  }
 }
 
 }  // namespace

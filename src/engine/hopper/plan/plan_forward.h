@@ -10,6 +10,9 @@
 
 namespace fa3::hopper {
 
+// A part of a plan's reasons, in both passes.
+inline constexpr const char* kListsBefore = "; the block mask's lists were made before";
+
 // What no kernel of either pass can do yet, in a sentence; OK if one can. Needs no GPU.
 Status check_forward(const Problem& problem);
 

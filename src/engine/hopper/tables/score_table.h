@@ -7,7 +7,8 @@
 
 namespace fa3::hopper {
 
-// Kernels of functions that capture nothing; others spill there, by the compiler's word.
+// Kernels of functions that capture nothing, or add lines or runs to the score; others spill there,
+// by the compiler's word.
 inline constexpr std::array kPureScoreTable{
     KernelInstance{
         .config =

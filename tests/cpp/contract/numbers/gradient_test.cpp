@@ -16,7 +16,7 @@ namespace {
 class Gradient : public EngineTest {};
 FA3_FOR_EVERY_ENGINE(Gradient);
 
-std::vector<Case> cases() {
+std::vector<Case> gradient_cases() {
   Case plain = dense_case(1, 7, 9, 2, 1, 5, 6);
   Case causal = dense_case(2, 9, 7, 2, 2, 8, 4);  // the first queries see nothing
   causal.causal = true;
@@ -103,7 +103,7 @@ double loss_of(const Case& c, const Inputs& in, const Values& o, const Values& l
 }
 
 TEST(TextbookGradient, is_the_slope_of_the_textbook_forward) {
-  for (const Case& c : cases()) {
+  for (const Case& c : gradient_cases()) {
     Inputs inputs = inputs_of(c);
     const Textbook book = textbook_backward(c, inputs);
     const Differences differences{c,
@@ -120,7 +120,7 @@ TEST(TextbookGradient, is_the_slope_of_the_textbook_forward) {
 }
 
 TEST_P(Gradient, is_the_slope_of_the_engines_own_forward) {
-  for (const Case& c : cases()) {
+  for (const Case& c : gradient_cases()) {
     if (!does_backward(c)) continue;
     Inputs inputs = inputs_of(c);
     const BackwardRun run = backward(c, inputs, forward(c, inputs));

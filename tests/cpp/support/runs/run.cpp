@@ -47,10 +47,38 @@ std::string output_problem(const char* name, const Tensor& output) {
   return "";
 }
 
-// Asks for the workspace's size with `size`, then calls `run` and brings its results back.
-template <class Params, class Size, class Run>
-std::string call(const Params& params, Size&& size, Run&& run, Placement* placement) {
+// Of a pass, in the C ABI.
+template <class Params>
+struct Functions {
+  fa3_status (*lists_size)(const Params*, size_t*);
+  fa3_status (*make_lists)(const Params*, void*, size_t, void*, fa3_block_lists*);
+  fa3_status (*size)(const Params*, size_t*);
+  fa3_status (*run)(const Params*, void*, size_t, void*);
+};
+constexpr Functions<fa3_forward_params> kForward{fa3_forward_block_lists_size,
+                                                 fa3_forward_make_block_lists,
+                                                 fa3_forward_workspace_size, fa3_forward};
+constexpr Functions<fa3_backward_params> kBackward{fa3_backward_block_lists_size,
+                                                   fa3_backward_make_block_lists,
+                                                   fa3_backward_workspace_size, fa3_backward};
+
+// Makes lists if they are to be there before, asks for the workspace's size, then runs the call and
+// brings its results back.
+template <class Params>
+std::string call(Params params, const Functions<Params>& pass, Lists wanted, Placement* placement) {
+  const auto& [lists_size, make_lists, size, run] = pass;
   size_t bytes = 0;
+  fa3_block_lists lists{};
+  if (wanted == Lists::made_before) {
+    if (fa3_status status = lists_size(&params, &bytes); status != FA3_OK) {
+      return failure("block_lists_size", status);
+    }
+    void* memory = placement->workspace(bytes);
+    if (fa3_status status = make_lists(&params, memory, bytes, nullptr, &lists); status != FA3_OK) {
+      return failure("make_block_lists", status);
+    }
+    params.options.block_lists = &lists;
+  }
   if (fa3_status status = size(&params, &bytes); status != FA3_OK) {
     return failure("workspace_size", status);
   }
@@ -233,19 +261,20 @@ fa3_status ask_backward(const EngineUnderTest& engine, const Case& c) {
   return fa3_backward_supported(&params);
 }
 
-ForwardRun run_forward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs) {
+ForwardRun run_forward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs,
+                       Lists lists) {
   Outputs out(c);
   fa3_forward_params params = forward_params(engine.id, c, inputs, out.o, out.lse);
   Placement placement(engine.memory);
   place(c, inputs, &out.o, &out.lse, &placement, &params);
-  std::string problem = call(params, fa3_forward_workspace_size, fa3_forward, &placement);
+  std::string problem = call(params, kForward, lists, &placement);
   if (problem.empty()) problem = output_problem("o", out.o);
   if (problem.empty()) problem = output_problem("lse", out.lse);
   return {std::move(out.o), std::move(out.lse), std::move(problem)};
 }
 
 BackwardRun run_backward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs,
-                         const ForwardRun& forward, bool deterministic) {
+                         const ForwardRun& forward, bool deterministic, Lists lists) {
   Gradients out(c);
   Tensor o = forward.o;
   Tensor lse = forward.lse;
@@ -267,7 +296,7 @@ BackwardRun run_backward(const EngineUnderTest& engine, const Case& c, const Inp
   placement.output(&out.dk, &params.dk);
   placement.output(&out.dv, &params.dv);
   placement.output(&out.dsink, &params.dsink);
-  std::string problem = call(params, fa3_backward_workspace_size, fa3_backward, &placement);
+  std::string problem = call(params, kBackward, lists, &placement);
   if (problem.empty()) problem = output_problem("dq", out.dq);
   if (problem.empty()) problem = output_problem("dk", out.dk);
   if (problem.empty()) problem = output_problem("dv", out.dv);

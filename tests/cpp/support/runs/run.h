@@ -26,11 +26,16 @@ struct BackwardRun {
   std::string problem;
 };
 
-ForwardRun run_forward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs);
+// Who makes the lists of a block mask.
+enum class Lists { of_the_call, made_before };
+
+ForwardRun run_forward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs,
+                       Lists lists = Lists::of_the_call);
 
 // `forward` gives o and lse. Its rows that no sequence uses are overwritten with NaN first.
 BackwardRun run_backward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs,
-                         const ForwardRun& forward, bool deterministic = true);
+                         const ForwardRun& forward, bool deterministic = true,
+                         Lists lists = Lists::of_the_call);
 
 // The params of those calls, for tests that change them first.
 fa3_options make_options(fa3_engine_id engine, const Case& c, const Inputs& inputs);

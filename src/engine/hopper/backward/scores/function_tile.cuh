@@ -98,6 +98,7 @@ struct FunctionTile {
           float& x = dp[i];
           x = weights[half] * (x - delta[Tile::query_index(i)]);
           gradient.key = fragment_row_index(i);
+          gradient.element = i;
           const int query = at.query(i), key = at.key(i);
           gradient.counts = x != 0.0f;
           gradient.of(x, kept[half], at.sequence, at.head, query, key);

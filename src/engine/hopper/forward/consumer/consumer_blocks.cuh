@@ -36,6 +36,12 @@ __device__ __forceinline__ void take_work_tile(ConsumerState<C>& c) {
   if constexpr (C.dropout) {
     c.dropout.set_tile(sequence_of<C>(work), work.queries.pack, c.first_row_of(work));
   }
+  if constexpr (kAddsLine) {
+    const int newest_key = (work.num_blocks - 1) * C.block_n;
+    if (work.num_blocks > 0) {
+      c.score.take_lines(c.added_lines(), c.params, work, c.first_row_of(work), newest_key);
+    }
+  }
   if constexpr (C.e4m3) c.tile.take_longer_reference();
   if constexpr (C.dequantizes() && !C.types().rescales_queries())
     c.score.set_scale(work.place.key_scale);

@@ -17,18 +17,25 @@ using KvState = typename ConsumerStages<C>::KvState;
 // added to that. So this runs under the other warpgroups' products.
 template <ForwardConfig C>
 __device__ __forceinline__ void start_scores(ConsumerState<C>& c, ThreadTile<C>& r) {
-  if constexpr (kAddsTile) {
+  if constexpr (kAddsToScore) {
     const WorkTileOf<C>& work = c.work_tile();
-    const uint32_t tile = c.stages.at().captured(c.stages.wait_for_captured());
-    c.score.template start_by_tile<C>(r.scores, tile, c.warp(), c.params, work,
-                                      c.first_row_of(work), c.tile.first_key());
-    c.stages.release_captured();
+    const int first_row = c.first_row_of(work), first_key = c.tile.first_key();
+    if constexpr (kLoadsTile) {
+      const uint32_t tile = c.stages.at().captured(c.stages.wait_for_captured());
+      c.score.template start_by_tile<C>(r.scores, tile, c.warp(), c.params, work, first_row,
+                                        first_key);
+      c.stages.release_captured();
+    } else if constexpr (kAddsLine) {
+      c.score.start_by_lines(r.scores, c.added_lines(), work, first_key);
+    } else {
+      c.score.start(r.scores, c.params, work, first_row, first_key);
+    }
   }
 }
 
 template <ForwardConfig C>
 __device__ __forceinline__ void issue_scores(ThreadTile<C>& r, uint32_t q, uint32_t k) {
-  tile::issue_abt<C.types().product, C.tiles().q, C.tiles().k>(r.scores, q, k, kAddsTile);
+  tile::issue_abt<C.types().product, C.tiles().q, C.tiles().k>(r.scores, q, k, kAddsToScore);
   ptx::wgmma_commit_group();
 }
 

@@ -8,7 +8,7 @@
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
 #ifdef FA3_SCORE_FUNCTION
-#include "engine/hopper/forward/consumer/consumer_score_function.cuh"
+#include "engine/hopper/forward/consumer/consumer_score_added.cuh"
 #endif
 
 namespace fa3::hopper {
@@ -17,12 +17,12 @@ namespace fa3::hopper {
 template <ForwardConfig C>
 struct ScoreHook {
   using Type =
-      std::conditional_t<kAddsTile,
+      std::conditional_t<kAddsToScore,
                          ScoreOf16BitP<AddedScore, C.block_n, consumer_tuning(C).headroom_log2>,
                          ScoreOf16BitP<FunctionScore, C.block_n>>;
 
   static __device__ __forceinline__ Type make(const ForwardParams& params) {
-    return {{{params.score.captures}, params.scale_log2}};
+    return Type{std::conditional_t<kAddsToScore, AddedScore, FunctionScore>(params)};
   }
 };
 #else

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of kernels that are compiled at run time, for a score function of the caller's
 // (cuda/softmax/score_function.cuh). It wants to know where each score is. Next:
-// consumer_score.cuh.
+// consumer_score_added.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/loaded_pairs.h"
@@ -23,17 +23,25 @@ struct ScorePlace {
   int key;
 };
 
+// From a tile's first key on, or, of a block mask, where blocks are numbers in a list, from its
+// sequence's.
+template <class Work>
+__device__ __forceinline__ int key_in_tile(const Work& work, int first_key) {
+  if constexpr (requires { work.place.blocks; }) {
+    return cuda::listed_key(work.place.blocks, first_key);
+  } else {
+    return first_key;
+  }
+}
+
 template <class Work>
 __device__ __forceinline__ ScorePlace place_of_scores(const ForwardParams& params, const Work& work,
                                                       int first_row, int first_key) {
   const int lane = int(thread_in_block() % kWarpSize);
   ScorePlace place;
   place.sequence = work.place.sequence_or(work.keys.batch);
-  int listed_key = work.first_key + first_key;
-  if constexpr (requires { work.place.blocks; }) {  // of a block mask: blocks are numbers in a list
-    listed_key = cuda::listed_key(work.place.blocks, first_key);
-  }
-  place.key = listed_key + fragment_lane_column(lane);
+  place.key = key_in_tile(work, first_key) + fragment_lane_column(lane);
+  if constexpr (!requires { work.place.blocks; }) place.key += work.first_key;
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
     const int row = first_row + lane / kQuadLanes + r * kRowDistance;
@@ -81,6 +89,9 @@ __device__ __forceinline__ void apply_tile(float (&scores)[Count], const ScoreFu
 struct FunctionScore {
   ScoreFunction function;
   float scale;  // softmax scale
+
+  __device__ __forceinline__ explicit FunctionScore(const ForwardParams& params)
+      : function{params.score.captures}, scale(params.scale_log2) {}
 
   // What load_of_key() takes of a block, by one address a row.
   template <int Count, class Work>
@@ -153,43 +164,6 @@ struct FunctionScore {
 #pragma unroll
       for (int i = 0; i < Count; ++i) products[i] = score_of(f, i);
     });
-  }
-};
-
-// The function does nothing but add an element of a tile to the score: products begin with that,
-// and go on as where there is no function.
-struct AddedScore : ScaledScore {
-  ScoreFunction function;
-  float inverse_scale;
-
-  __device__ __forceinline__ AddedScore(const ScoreFunction& f, float scale)
-      : ScaledScore{scale * kLog2E}, function(f), inverse_scale(fminf(1.0f / scale, 0x1p126f)) {}
-
-  template <ForwardConfig C, int Count, class Work>
-  __device__ __forceinline__ void start_by_tile(float (&products)[Count], uint32_t tile,
-                                                unsigned warp, const ForwardParams& params,
-                                                const Work& work, int first_row,
-                                                int first_key) const {
-    const ScorePlace place = place_of_scores(params, work, first_row, first_key);
-    apply_tile<C>(products, function, tile, warp,
-                  [&](const ScoreFunction& f, int i) { return added(f, place, i); });
-  }
-  using ScaledScore::prepare;
-  // To products that began with nothing.
-  template <int Count, class Work>
-  __device__ __forceinline__ void prepare(float (&products)[Count], const Pairs<Count>&,
-                                          const ForwardParams& params, const Work& work,
-                                          int first_row, int first_key) const {
-    const ScorePlace place = place_of_scores(params, work, first_row, first_key);
-#pragma unroll
-    for (int i = 0; i < Count; ++i) products[i] += added(function, place, i);
-  }
-
- private:
-  // -0 is what adds nothing.
-  __device__ __forceinline__ float added(const ScoreFunction& f, const ScorePlace& place,
-                                         int i) const {
-    return score_at(f, -0.0f, place, i) * inverse_scale;
   }
 };
 

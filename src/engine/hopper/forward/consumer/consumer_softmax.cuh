@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_ahead(const ConsumerState<C>& c, ThreadTile
 // From products to what the mask and the softmax take.
 template <ForwardConfig C>
 __device__ __forceinline__ void prepare_scores(ConsumerState<C>& c, ThreadTile<C>& r) {
-  if constexpr (kHasScoreFunction && !kAddsTile) {
+  if constexpr (kHasScoreFunction && !kAddsToScore) {
     const WorkTileOf<C>& work = c.work_tile();
     const int first_key = c.tile.first_key();
     if constexpr (kLoadsTile) {
@@ -212,7 +212,7 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   const WorkTileOf<C>& work = c.work_tile();
   load_ahead(c, r, c.tile.first_key());
   recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
-  if constexpr (kLoadsTile) {  // whose tile is gone
+  if constexpr (kLoadsTile || kAddsToScore) {  // products began with nothing, a tile is gone
     c.score.prepare(r.scores, r, c.params, work, c.first_row_of(work), c.tile.first_key());
   } else {
     prepare_scores(c, r);

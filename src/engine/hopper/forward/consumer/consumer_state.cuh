@@ -70,6 +70,10 @@ struct ConsumerState {
   __device__ __forceinline__ int first_row_of(const WorkTileOf<C>& work) const {
     return work.first_row + int(warp()) * kRowsPerWarp;
   }
+  // Of this warp's rows.
+  __device__ __forceinline__ AddedLine* added_lines() const {
+    return smem.added_lines.rows + warp() * kRowsPerWarp;
+  }
   __device__ __forceinline__ uint32_t promoted_sum_address() const {
     return stages.at().promoted_sum(warp(), thread_in_block() % kWarpSize);
   }

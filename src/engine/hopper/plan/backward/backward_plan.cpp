@@ -191,10 +191,8 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
     w.k_tiles = place<SequenceTiles>(allocator, plan.k_blocks.in_all);
     w.num_k_tiles = place<int>(allocator, 1);
   }
-  if (c.block_mask) {
-    const auto pass =
-        a.deterministic ? cuda::ListsOf::kDeterministicBackward : cuda::ListsOf::kBackward;
-    w.lists = cuda::place_block_lists(plan.lists, pass, a.sequences, allocator);
+  if (c.block_mask && a.block_lists == nullptr) {
+    w.lists = cuda::place_block_lists(plan.lists, lists_of(a), a.sequences, allocator);
   }
   w.bytes = allocator.bytes();
   return w;
@@ -231,6 +229,10 @@ int64_t BackwardPlan::num_query_blocks() const {
   return capped_product(q_blocks.in_all, call.q.heads);
 }
 
+cuda::ListsOf lists_of(const BackwardCall& call) {
+  return call.deterministic ? cuda::ListsOf::kDeterministicBackward : cuda::ListsOf::kBackward;
+}
+
 BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& given, int num_sms) {
   BackwardPlan plan{.kernel = kernel, .call = given};
   const BackwardConfig& c = plan.kernel.config;
@@ -264,6 +266,7 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
     const cuda::TileCapacity capacity{plan.q_blocks.in_all, plan.k_blocks.in_all};
     plan.lists = cuda::block_list_params(call.block_mask, given.mask, call.seqlen_q, call.seqlen_k,
                                          call.varlen ? &capacity : nullptr);
+    if (call.block_lists != nullptr) set_own_memory(plan.lists, lists_of(call), call.block_lists);
   }
   plan.grids = grids_of(plan, num_sms);
   if (!plan.short_sequences) plan.workspace = lay_out(plan);

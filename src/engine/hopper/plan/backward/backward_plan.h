@@ -62,7 +62,7 @@ struct BackwardPlan {
   RowBlockCounts q_blocks;
   RowBlockCounts k_blocks;
   KeyBlockOrder order{};
-  cuda::BlockListParams lists{};  // of a block mask
+  cuda::BlockListParams lists{};  // of a block mask; with their memory, if they are there before
   int64_t num_tiles = 0;          // key blocks, times their splits
   const void* main = nullptr;     // of a score function: found when it runs
   BackwardConfig main_config;
@@ -78,6 +78,9 @@ struct BackwardPlan {
   // Whether CTAs add to sums of dK and dV.
   bool has_sums() const { return step_splits() > 1 || last_wave.splits > 0; }
 };
+
+// Which lists of a block mask it walks.
+cuda::ListsOf lists_of(const BackwardCall& call);
 
 // The plan of a call for a kernel that can do it, on this many SMs.
 BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& call, int num_sms);

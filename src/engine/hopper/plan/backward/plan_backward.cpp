@@ -230,6 +230,7 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
     why += concat("; key blocks of a last wave of few in ", plan.last_wave.splits,
                   " splits, which add up dK and dV");
   }
+  if (plan.call.block_lists != nullptr) why += kListsBefore;
   return why;
 }
 
@@ -337,6 +338,9 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   plan->block_k = c.block_n;
   plan->num_tasks = decided.num_tiles;
   plan->workspace_bytes = decided.workspace.bytes;
+  if (decided.lists.mask.on && !call.varlen) {
+    plan->block_list_bytes = cuda::block_list_bytes(decided.lists, lists_of(call));
+  }
   if (plan->wants_words) {
     plan->kernel =
         concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",

@@ -2,6 +2,7 @@
 #include "engine/hopper/plan/select/select_score.h"
 
 #include "core/ceil_div.h"
+#include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/select/choose_split.h"
@@ -11,12 +12,27 @@ namespace fa3::hopper {
 namespace {
 
 // Measured: docs/lab/flex.md.
-constexpr int64_t kKeysOfTiles = 12288;
+constexpr int64_t kManyKeys = 12288;
 
-// A captured tensor as large as the scores, and enough keys for three warpgroups to gain by it.
+// Enough for three warpgroups to gain at 128 columns. The most of a batch may not decide bits that
+// are to be the same in each.
+bool has_many_keys(const Problem& p) {
+  return p.lengths_k.max >= kManyKeys && !p.batch_invariant;
+}
+
+// A captured tensor as large as the scores, and many keys.
 bool streams_captured_tiles(const Problem& p, const ForwardShape& shape) {
-  return shape.head_dim > 64 && p.lengths_k.max >= kKeysOfTiles &&
+  return shape.head_dim > 64 && has_many_keys(p) &&
          find_captured_tile(*p.score, p.lengths_q.max, p.lengths_k.max) != kNoTile;
+}
+
+// Whether three warpgroups, which have fewer registers, are faster than two. Measured:
+// docs/lab/flex.md.
+bool is_for_three_warpgroups(const Problem& p, const ForwardShape& shape) {
+  const cuda::AddedToScore added = cuda::added_to_score(*p.score);
+  if (p.score->num_tensors == 0 || added.is_linear) return true;
+  const bool gains = shape.head_dim <= 64 || has_many_keys(p);
+  return gains && (added.is_piecewise_linear || added.has_run);
 }
 
 // Tiles of kernels of any GPU: 128 rows of heads that share keys.
@@ -56,7 +72,7 @@ const KernelInstance* select_score_kernel(const Problem& problem) {
     const int row = select_kernel(shape, kListedScoreTable);
     return row == kNoKernel ? nullptr : &kListedScoreTable[size_t(row)];
   }
-  if (problem.score->num_tensors == 0) {
+  if (is_for_three_warpgroups(problem, shape)) {
     const int row = select_kernel(shape, kPureScoreTable);
     if (row != kNoKernel) return &kPureScoreTable[size_t(row)];
   }

@@ -124,6 +124,52 @@ TEST_F(ScoreProgram, BeginsWithWhatTheFunctionAdds) {
   EXPECT_EQ(without.text.find(kAdds), std::string::npos);
 }
 
+TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  constexpr char kLine[] =
+      "const float x = load<float, 0>(h);\nconst float y = x * (kv_idx - q_idx);\n"
+      "return score + linear(y, x);\n";
+  constexpr char kTwoLines[] =
+      "const float x = kv_idx < q_idx ? 1.0f : -1.0f;\nconst float y = x * (kv_idx - q_idx);\n"
+      "return score + piecewise_linear(y, x);\n";
+  constexpr char kRun[] =
+      "const float x = load_run<Half, 0, -1>(q_idx - kv_idx, h);\nreturn score + x;\n";
+  // What a kernel is told, which compiles.
+  const auto told = [](const char* text, const hopper::KernelInstance& row, hopper::Variant variant,
+                       bool compiles = true) {
+    const auto program =
+        hopper::score_program(function_of(text), row.config.with(hopper::Element::kBf16, variant));
+    std::string code, found;
+    const Status status = compiles ? cuda::find_code(program, nullptr, &code) : Status{};
+    EXPECT_TRUE(status.ok()) << row.config.head_dim << ": " << status.message();
+    for (const char* name : {"ADDS", "LINEAR", "PIECEWISE_LINEAR", "RUN"}) {
+      const std::string line = std::string("#define FA3_SCORE_") + name + "\n";
+      if (program.text.find(line) != std::string::npos) found += std::string(name) + " ";
+    }
+    return found;
+  };
+  const auto dense = hopper::Variant::kDense, general = hopper::Variant::kGeneral;
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kPureScoreTable)) {
+    EXPECT_EQ(told(kLine, row, dense), "ADDS LINEAR ");
+    EXPECT_EQ(told(kTwoLines, row, general), "ADDS PIECEWISE_LINEAR ");
+    EXPECT_EQ(told(kRun, row, dense), "ADDS RUN ");
+    if (is_quick()) continue;
+    EXPECT_EQ(told(kLine, row, general), "ADDS LINEAR ");
+    EXPECT_EQ(told(kRun, row, general), "ADDS RUN ");
+  }
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kListedScoreTable)) {
+    EXPECT_EQ(told(kLine, row, dense), "ADDS LINEAR ");
+    if (!is_quick()) EXPECT_EQ(told(kRun, row, general), "ADDS RUN ");
+  }
+  // Shared memory does not last for the lines of 256 columns.
+  for (const hopper::KernelInstance& row : hopper::kScoreTable) {
+    const bool compiles = !is_quick() || row.config.head_dim == 256;
+    const char* const lines =
+        row.config.head_dim == 256 ? "ADDS PIECEWISE_LINEAR " : "ADDS LINEAR ";
+    EXPECT_EQ(told(kLine, row, general, compiles), lines) << row.config.head_dim;
+  }
+}
+
 TEST_F(ScoreProgram, StoresTheGradientOfScores) {
   FA3_SKIP_WITHOUT_NVRTC();
   fa3_captured_tensor bias{};

@@ -21,7 +21,7 @@ namespace fa3 {
 namespace {
 
 TEST(ScoreText, AddsWhereItsOneReturnNamesTheScoreAlone) {
-  const auto adds = [](const char* text) { return cuda::adds_to_score(function_of(text)); };
+  const auto adds = [](const char* text) { return cuda::added_to_score(function_of(text)).is_all; };
   EXPECT_TRUE(adds("const float x5 = 2.0f * h;\nreturn score + x5;"));
   EXPECT_TRUE(adds("using namespace score;\nconst float score_2 = 1.0f;\nreturn score + score_2;"));
   EXPECT_FALSE(adds("return score;"));
@@ -32,6 +32,25 @@ TEST(ScoreText, AddsWhereItsOneReturnNamesTheScoreAlone) {
   EXPECT_FALSE(adds("const float x = 1.0f;\nreturn score + x > 0 ? 1 : 0;"));
   EXPECT_FALSE(adds("const float x = 1.0f;\nreturn score + x * x;"));
   EXPECT_FALSE(adds("return score + score;"));
+}
+
+TEST(ScoreText, SaysHowWhatItAddsChangesFromKeyToKey) {
+  const auto added = [](const char* text) { return cuda::added_to_score(function_of(text)); };
+  EXPECT_TRUE(added("const float a = 1.0f;\nreturn score + linear(a, a);").is_linear);
+  EXPECT_TRUE(added("return score + piecewise_linear(a, b);").is_piecewise_linear);
+  EXPECT_FALSE(added("return score + piecewise_linear(a, b);").is_linear);
+  EXPECT_TRUE(added("const float x = load_run<float, 0, 1>(kv_idx);\nreturn score + x;").has_run);
+  for (const char* text :
+       {"return score + linear(a, b) + c;", "return score + linear(f(a), b);",
+        "return score + linear(a, score);", "return 2 * score + linear(a, b);",
+        "return score + bilinear(a, b);", "const float a = linear(b, c);\nreturn score + a * a;",
+        "const float x = load_run<float, 0, 1>(kv_idx);\nreturn score * x;"}) {
+    EXPECT_FALSE(added(text).is_all || added(text).is_linear || added(text).has_run) << text;
+  }
+  const auto twice = added(
+      "const float x = load_run<float, 0, 1>(h) + load_run<float, 1, 1>(h);\n"
+      "return score + x;");
+  EXPECT_TRUE(twice.is_all && !twice.has_run);
 }
 
 // Functions that differ in one thing each.

@@ -175,6 +175,30 @@ TEST_F(ScoredGradients, WalkListsWhateverTheSlope) {
   }
 }
 
+TEST_F(ScoredGradients, WalkListsThatWereMadeBefore) {
+  int32_t* const map = reinterpret_cast<int32_t*>(uintptr_t{0x9000});
+  void* const memory = reinterpret_cast<void*>(uintptr_t{0xa00000000});
+  void* const workspace = reinterpret_cast<void*>(uintptr_t{0x900000000});
+  backward.options.block_mask = contiguous(map, FA3_INT32, {1, 1, 8, 8}, {FA3_CUDA, 0});
+  fa3_block_lists lists{};
+  ASSERT_EQ(fa3_backward_make_block_lists(&backward, memory, 1 << 24, nullptr, &lists), FA3_OK)
+      << fa3_last_error();
+  EXPECT_EQ(lists.data, memory);
+  backward.options.block_lists = &lists;
+  int launches = 0;
+  const void* walked = nullptr;
+  g_on_launch = [&](const cudaLaunchConfig_t& config, const void* params) {
+    ++launches;
+    if (config.blockDim.x != 512) return;
+    walked = static_cast<const fa3::hopper::ScoredBackwardParams*>(params)->main.lists.lengths;
+  };
+  const fa3_status status = fa3_backward(&backward, workspace, size_t{1} << 28, nullptr);
+  if (status == FA3_UNSUPPORTED) GTEST_SKIP() << fa3_last_error();
+  ASSERT_EQ(status, FA3_OK) << fa3_last_error();
+  EXPECT_EQ(launches, 3);
+  EXPECT_GE(walked, memory);
+}
+
 TEST_F(ScoredGradients, AreRefusedWithWhatTheyCannotDo) {
   backward.options.deterministic = 1;
   EXPECT_NE(refusal().find("captured tensors in one order"), std::string::npos) << refusal();

@@ -100,6 +100,37 @@ TEST_F(Scored, beside_a_block_mask_a_step_is_a_block) {
   EXPECT_EQ(select_score_kernel(p), nullptr);
 }
 
+TEST_F(Scored, lines_and_runs_are_for_three_warpgroups_where_these_gain) {
+  fa3_captured_tensor captured{};
+  fa3_score_function score{};
+  score.tensors = &captured;
+  score.num_tensors = 1;
+  p.score = &score;
+  const auto warpgroups = [&](const char* text, int64_t head_dim, int64_t keys) {
+    score.text = text;
+    p.head_dim = p.head_dim_v = head_dim;
+    p.lengths_k.max = keys;
+    return select_score_kernel(p)->config.consumers();
+  };
+  constexpr char kLine[] = "return score + linear(a, b);", kRun[] = "load_run<; return score + x;",
+                 kTwoLines[] = "return score + piecewise_linear(a, b);",
+                 kOther[] = "return score + x;", kNoLine[] = "return 2 * score + linear(a, b);";
+  for (const int64_t keys : {1000, 20000}) {
+    for (const int64_t head_dim : {64, 128}) {
+      EXPECT_EQ(warpgroups(kLine, head_dim, keys), 3);
+      EXPECT_EQ(warpgroups(kOther, head_dim, keys), 2);
+      EXPECT_EQ(warpgroups(kNoLine, head_dim, keys), 2);
+      const int gaining = head_dim == 64 || keys == 20000 ? 3 : 2;
+      EXPECT_EQ(warpgroups(kRun, head_dim, keys), gaining);
+      EXPECT_EQ(warpgroups(kTwoLines, head_dim, keys), gaining);
+    }
+    EXPECT_EQ(warpgroups(kLine, 256, keys), 2);
+  }
+  p.batch_invariant = true;  // the longest of a batch decides nothing
+  EXPECT_EQ(warpgroups(kRun, 128, 20000), 2);
+  EXPECT_EQ(warpgroups(kLine, 128, 20000), 3);
+}
+
 TEST_F(Scored, batch_invariant_and_split_calls_take_no_decode_kernel) {
   p.num_splits = 2;
   EXPECT_EQ(decode_rows(), 0);

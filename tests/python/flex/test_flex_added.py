@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that add lines and runs of a table: kernels begin their products with them."""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("fa3", reason="the Python package is not built")
+import fa3  # noqa: E402
+from fa3.flex import device as device_of_scores  # noqa: E402
+
+HEADS, ROWS, KEYS = 4, 300, 700
+
+slopes = 2.0 ** -torch.arange(3.0, HEADS + 3)
+distances = torch.randn(HEADS, ROWS + KEYS, generator=torch.Generator().manual_seed(1))
+keys = torch.randn(2, KEYS, generator=torch.Generator().manual_seed(2))
+
+
+def functions(device):
+    slope, table, key = (x.to(device) for x in (slopes, distances, keys))
+    narrow, short, strided = key.half(), table[:, :150], table[:, ::2]
+    return {
+        "line": lambda s, b, h, q, k: s + slope[h] * (k - q),
+        "line of a head": lambda s, b, h, q, k: s - (q - k) * 0.03 * (h + 1),
+        "two lines": lambda s, b, h, q, k: s - slope[h] * (q - k).abs(),
+        "distance": lambda s, b, h, q, k: s + table[h, q - k + KEYS - 1],
+        "distances that are clamped": lambda s, b, h, q, k: s + short[h, q - k + 400],
+        "every second one": lambda s, b, h, q, k: s + strided[h, k // 2],
+        "keys": lambda s, b, h, q, k: s + key[b, k],
+        "keys of 16 bits": lambda s, b, h, q, k: s + narrow[b, k] * 0.5,
+        "a head's number": lambda s, b, h, q, k: s + slope[h],
+        "infinite": lambda s, b, h, q, k: s + torch.log(torch.relu(key[b, k])),
+    }
+
+
+NAMES = [*functions("cpu")]
+
+
+def compare(score_mod, tensors, lse_error=2e-5, **options):
+    """Output and LSE are those of float64."""
+    out, lse = fa3.flex_attention(*tensors, score_mod=score_mod, return_lse=True, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", device_of_scores.SlowScores)
+        right, right_lse = fa3.flex_attention(
+            *(t.double() for t in tensors), score_mod=score_mod, return_lse=True, **options
+        )
+    atol = max(2 * torch.finfo(out.dtype).eps, 5e-6) * right.abs().max().item()
+    torch.testing.assert_close(out.double(), right, rtol=0, atol=atol)
+    torch.testing.assert_close(
+        lse.double(), right_lse.double(), rtol=lse_error, atol=50 * lse_error
+    )
+    again = fa3.flex_attention(*tensors, score_mod=score_mod, **options)
+    assert torch.equal(out, again)
+
+
+def inputs(device, rows, keys, dim, heads=HEADS):
+    draw = torch.Generator().manual_seed(5)
+    narrow = torch.bfloat16 if device == "cuda" else torch.float32
+    shapes = (2, rows, heads, dim), (2, keys, heads // 2, dim), (2, keys, heads // 2, dim)
+    return [torch.randn(*shape, generator=draw).to(narrow).to(device) for shape in shapes]
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (90, 40)}], ids=str)
+@pytest.mark.parametrize("dim", [64, 72, 128, 256])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_added_is_that_of_float64(device, name, dim, options):
+    if dim == 256 and options:
+        pytest.skip("head dims beyond 128 have kernels without lines in shared memory: once")
+    compare(functions(device)[name], inputs(device, ROWS, KEYS, dim), **options)
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_added_where_rows_see_no_key(device, name):
+    q, k, v = inputs(device, KEYS, ROWS, 64)
+    compare(functions(device)[name], (q[:, :350], k, v), causal=True)
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("name", ["line", "two lines", "distances"])
+def test_what_is_added_over_many_keys(device, name):
+    rows, keys = 130, 12400  # for three warpgroups
+    many = torch.randn(2, rows + keys, generator=torch.Generator().manual_seed(3)).to(device)
+    slope, shift = slopes.to(device), keys - rows
+    given = {
+        "line": lambda s, b, h, q, k: s + slope[h] * (k - q - shift),
+        "two lines": lambda s, b, h, q, k: s - slope[h] * (q + shift - k).abs(),
+        "distances": lambda s, b, h, q, k: s + many[h, q - k + keys - 1],
+    }
+    compare(given[name], inputs(device, rows, keys, 128, heads=2), causal=True)
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_added_to_packed_sequences(device, name):
+    lengths = torch.tensor([0, 1, 130, 430, 700], dtype=torch.int32)
+    q, k, v = (x.flatten(0, 1)[:700] for x in inputs(device, 350, 350, 64))
+    given = functions(device)[name]
+
+    def of_two_sequences(s, b, h, q, k):  # the tables have two
+        return given(s, b % 2, h, q, k)
+
+    compare(
+        of_two_sequences,
+        (q, k, v),
+        causal=True,
+        cu_seqlens_q=lengths.to(device),
+        cu_seqlens_k=lengths.to(device),
+        max_seqlen_q=300,
+        max_seqlen_k=300,
+    )
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("extent, shift", [(ROWS + KEYS, KEYS - 1), (150, 400), (90, -20)])
+def test_gradients_of_distances_are_those_of_float64(device, dim, extent, shift):
+    """Also of distances beyond the table, which are clamped or count from its end."""
+    q, k, v = inputs(device, ROWS, KEYS, dim)
+    table = torch.randn(HEADS, extent, generator=torch.Generator().manual_seed(7)).to(device)
+    upstream = torch.randn(2, ROWS, HEADS, dim, generator=torch.Generator().manual_seed(8))
+    upstream = upstream.to(device)
+
+    def gradients(*tensors, nothing=None):
+        q, k, v, table = (t.detach().requires_grad_() for t in tensors)
+
+        def distance(s, b, h, i, j):
+            return s + table[h if nothing is None else h + i * nothing, i - j + shift]
+
+        out = fa3.flex_attention(q, k, v, score_mod=distance, window=(400, 60))
+        return torch.autograd.grad((out * upstream).sum(), (q, k, v, table))
+
+    mine = gradients(q, k, v, table)
+    one_by_one = gradients(q, k, v, table, nothing=0)  # the table's row might be the query's
+    largest = one_by_one[3].abs().max().item()
+    torch.testing.assert_close(mine[3], one_by_one[3], rtol=0, atol=5e-5 * largest)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", device_of_scores.SlowScores)
+        right = gradients(*(t.double() for t in (q, k, v, table)))
+    for a, b in zip(mine, right, strict=True):
+        atol = max(4 * torch.finfo(q.dtype).eps, 5e-5) * b.abs().max().item()
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=atol)
