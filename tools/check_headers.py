@@ -25,6 +25,7 @@ GPU = ("src/engine/ampere/", "src/engine/hopper/", "src/engine/cuda/")
 NVCC_ALONE = (
     "src/engine/hopper/ptx/",
     "src/engine/cuda/kernels/quantize_",
+    "src/engine/cuda/softmax/distance_sums.cuh",
     *(
         f"src/engine/cuda/ptx/{name}.cuh"
         for name in ("instructions", "cp_async", "smem", "disturb", "dynamic_smem")
@@ -37,6 +38,7 @@ WITH_SCORE_FUNCTION = (
     "src/engine/hopper/backward/scores/captured_tile.cuh",
     "src/engine/hopper/backward/scores/function_tile.cuh",
     "src/engine/hopper/decode/function_rows.cuh",
+    "src/engine/hopper/forward/consumer/consumer_score_added.cuh",
     "src/engine/hopper/forward/consumer/consumer_score_function.cuh",
     "src/engine/hopper/forward/producer/load_captured.cuh",
 )
