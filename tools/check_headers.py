@@ -4,8 +4,9 @@
     python3 tools/check_headers.py [TEXT...]    # only headers with one of these in their paths
 
 Device headers are read by the host compiler, with the protocol model's doubles of ptx/ in front
-(tests/cpp/engine/hopper/machine); those that only nvcc can read are left out by name. Without a
-CUDA toolkit the headers of CUDA engines are left out, which the last line says.
+(tests/cpp/engine/hopper/machine, and for the ampere engine those with numbers). Left out by name
+are those that only nvcc can read, and those of kernels with a score function. Without a CUDA
+toolkit the headers of CUDA engines are left out, which the last line says.
 """
 
 import os
@@ -17,20 +18,39 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = ROOT / "tests/cpp/engine/hopper/machine"
+NUMERIC = ROOT / "tests/cpp/engine/ampere/numeric"
 CUDA = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
 GPU = ("src/engine/ampere/", "src/engine/hopper/", "src/engine/cuda/")
 # Behind the doubles: the instructions themselves, and the tables of wgmma that a script writes.
 NVCC_ALONE = (
     "src/engine/hopper/ptx/",
-    *(f"src/engine/cuda/{name}.cuh" for name in ("instructions", "cp_async", "smem", "disturb")),
+    "src/engine/cuda/kernels/quantize_",
+    "src/engine/cuda/softmax/distance_sums.cuh",
+    *(
+        f"src/engine/cuda/ptx/{name}.cuh"
+        for name in ("instructions", "cp_async", "smem", "disturb", "dynamic_smem")
+    ),
+)
+# Of kernels that a score function is compiled into.
+WITH_SCORE_FUNCTION = (
+    "src/engine/ampere/backward/function_block.cuh",
+    "src/engine/ampere/forward/function_score.cuh",
+    "src/engine/hopper/backward/scores/captured_tile.cuh",
+    "src/engine/hopper/backward/scores/function_tile.cuh",
+    "src/engine/hopper/decode/function_rows.cuh",
+    "src/engine/hopper/forward/consumer/consumer_score_added.cuh",
+    "src/engine/hopper/forward/consumer/consumer_score_function.cuh",
+    "src/engine/hopper/forward/producer/load_captured.cuh",
 )
 # Compiled once for each instruction set, inside a namespace that its includer opens.
 INCLUDED_ONLY = ("src/engine/cpu/simd/",)
 FLAGS = (
     *("-std=c++20", "-fsyntax-only", "-x", "c++", "-Wall", "-Wextra"),
     *("-Wno-unknown-pragmas", "-Wno-missing-field-initializers", "-Wno-unused-function"),
-    *("-include", str(MACHINE / "cuda_words.h"), f"-I{MACHINE}"),
+    f"-I{MACHINE}",
 )
+WORDS = ("-include", str(MACHINE / "cuda_words.h"))
+WORDS_WITH_NUMBERS = ("-include", str(NUMERIC / "words.h"), f"-I{NUMERIC}")
 
 
 def headers(texts: list[str]) -> list[Path]:
@@ -38,7 +58,7 @@ def headers(texts: list[str]) -> list[Path]:
     for folder in ("include", "src"):
         for path in sorted((ROOT / folder).rglob("*")):
             name = path.relative_to(ROOT).as_posix()
-            skipped = name.startswith((*NVCC_ALONE, *INCLUDED_ONLY))
+            skipped = name.startswith((*NVCC_ALONE, *WITH_SCORE_FUNCTION, *INCLUDED_ONLY))
             chosen = not texts or any(text in name for text in texts)
             if path.suffix in (".h", ".cuh") and chosen and not skipped:
                 found.append(path)
@@ -51,7 +71,8 @@ def problem(header: Path) -> str:
         source.write(f'#include "{header}"\n')
         source.flush()
         includes = (f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-isystem", str(CUDA))
-        command = [os.environ.get("CXX", "g++"), *FLAGS, *includes, source.name]
+        words = WORDS_WITH_NUMBERS if "src/engine/ampere/" in header.as_posix() else WORDS
+        command = [os.environ.get("CXX", "g++"), *words, *FLAGS, *includes, source.name]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0:
         return ""

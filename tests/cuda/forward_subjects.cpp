@@ -163,6 +163,8 @@ constexpr auto kStreamK = hopper::Scheduler::kStreamK;
 constexpr auto kFixedSplit = hopper::Scheduler::kFixedSplit;
 const Form kForms[] = {
     {.name = ", 7 ranges", .scheduler = kStreamK, .split = {.ctas = 7}},
+    // Of sequences of one length; else the same as before.
+    {.name = ", 7 ranges of pairs", .scheduler = kStreamK, .split = {.ctas = 7, .in_pairs = true}},
     {.name = ", 3 splits", .scheduler = kFixedSplit, .split = {.num_splits = 3}},
     // As many as two, four and eight warps combine, of a row each.
     {.name = ", 10 splits", .scheduler = kFixedSplit, .split = {.num_splits = 10}},
@@ -186,6 +188,7 @@ bool can_launch(const ForwardConfig& config, const Form& form) {
   const bool single_rows = form.cache && (form.cache->page_size % 2 != 0 ||
                                           (form.cache->page_size > 0 && form.cache->padded_left));
   return (!form.finds_own_tiles() || config.can_split()) &&
+         (!form.split.in_pairs || config.pairs_tiles()) &&
          (!single_rows || hopper::copies_single_rows(config));
 }
 

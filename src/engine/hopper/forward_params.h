@@ -105,6 +105,7 @@ struct ForwardParams {
   const SequenceTiles* sequences;  // varlen metadata, or null
   const int* num_entries;          // in `sequences`
   bool q_is_clipped;               // Q's map too, which a packed tensor has dimensions for
+  int pair_blocks;                 // of PairedKvSchedule: split tiles come in pairs; 0: they do not
   CUtensorMap q_outside;           // for the boxes that lie outside of a clipped map's tensor
   CUtensorMap k_outside;
   CUtensorMap v_outside;

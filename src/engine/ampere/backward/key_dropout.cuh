@@ -7,6 +7,8 @@
 
 namespace fa3::ampere {
 
+using namespace cuda;
+
 class KeyDropout {
  public:
   static constexpr int kScores = 8;  // a thread's, of 16 keys by 16 queries

@@ -12,6 +12,8 @@
 
 namespace fa3::ampere {
 
+using namespace cuda;
+
 // What a thread copies of each pass over a tile's rows: a chunk of a row of each slab.
 template <TileLayout Layout, int Threads>
 struct CopyShare {

@@ -4,6 +4,7 @@
 // lane has one address and one chunk, and a step is an exclusive or.
 #pragma once
 
+#include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/ptx/smem.cuh"
 #include "engine/cuda/tile/tile_layout.h"

@@ -43,6 +43,13 @@ struct ForwardCall {
   bool has_score_function = false;
   PartialInput before{};  // a result that the call goes on from
 
+  // Without a window, every query sees at least half of the keys: tiles take about equally long.
+  bool tiles_are_alike() const { return mask.hides_nothing() || seqlen_k >= int64_t{2} * seqlen_q; }
+  // The last query sees all keys, and each one before it a key less.
+  bool is_causal() const {
+    return mask.right == 0 && mask.left == mask.kUnbounded && mask.chunk == mask.kNoChunks &&
+           !block_mask.on && seqlen_k >= seqlen_q;
+  }
   bool has_no_queries() const { return q.batches == 0 || q.heads == 0 || q.rows == 0; }
   bool some_rows_see_no_key() const {
     return varlen || has_score_function || block_mask.on || mask.is_beside_diagonal() ||

@@ -123,6 +123,10 @@ struct ForwardConfig {
   FA3_HD constexpr bool can_split() const {
     return scheduler() == SchedulerKind::kSplit || always_splits();
   }
+  // Tiles of a causal mask may lie in pairs there: those of 64 rows are for sequences of one tile.
+  FA3_HD constexpr bool pairs_tiles() const {
+    return scheduler() == SchedulerKind::kSplit && consumers() > 1;
+  }
   // Only tiles one for each sequence and head pack, of dense queries under masks with a right side
   // alone, and split; those of 128 rows may be whole. Threads copy the keys, unless they are
   // dequantized or the kernel decodes: a small call waits for instructions, so there is nothing

@@ -11,6 +11,7 @@
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/e4m3_scales.h"
 #include "engine/hopper/forward/producer/schedule/tile_scheduler.cuh"
+#include "engine/hopper/forward_params.h"
 #include "engine/hopper/scheduler/work_tile.cuh"
 #include "engine/hopper/tile/layout.h"
 

@@ -136,6 +136,7 @@ void encode_work(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
   params.order = plan.order;
   params.sequences = array_at<SequenceTiles>(workspace, w.sequences);
   params.num_entries = array_at<int>(workspace, w.num_entries);
+  params.pair_blocks = plan.pair_blocks;
   if (plan.tiling.finds_own_tiles()) params.schedule = plan.schedule;
   if (plan.kernel.config.block_mask) params.lists = row_lists(lists_in(plan, workspace));
   params.combines = array_at<CombineTile>(workspace, w.combines);

@@ -83,7 +83,7 @@ int64_t most_splits(const ForwardConfig& c, const ForwardCall& call, const Tilin
   const SplitKv& split = tiling.split;
   if (tiling.scheduler != Scheduler::kStreamK) return split.num_splits;
   const int64_t tiles = std::max<int64_t>(1, num_split_tiles(c, call, tiling.pack));
-  return ceil_div(split.ctas, tiles) + 1;
+  return ceil_div(split.in_pairs ? 2 * split.ctas : split.ctas, tiles) + 1;
 }
 
 TileOrder tile_order(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms,
@@ -121,6 +121,15 @@ SplitKvSchedule split_kv_schedule(const ForwardConfig& c, const ForwardCall& cal
                            .combine_by_tile = combine_by_tile(c, call, tiling)};
   schedule.simple = schedule.is_simple();
   return schedule;
+}
+
+int pair_blocks(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {
+  if (!tiling.split.in_pairs || c.consumers() == 1 || call.varlen) return 0;
+  const SplitKvSchedule schedule = split_kv_schedule(c, call, tiling);
+  const int most = most_blocks_of_pair(schedule, schedule.sequence(0));
+  const int64_t tiles = num_split_tiles(c, call, tiling.pack), ctas = tiling.split.ctas;
+  const int64_t ranges = std::max<int64_t>(1, 2 * ctas / tiles);  // of a pair
+  return ranges * tiles == 2 * ctas ? int(ceil_div(most, ranges) * ranges) : most;
 }
 
 }  // namespace fa3::hopper

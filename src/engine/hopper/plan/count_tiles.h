@@ -46,4 +46,8 @@ VarlenMetadata varlen_metadata(const ForwardConfig& config, const ForwardCall& c
 SplitKvSchedule split_kv_schedule(const ForwardConfig& config, const ForwardCall& call,
                                   const Tiling& tiling);
 
+// KV blocks of a pair of tiles; 0: they do not come in pairs. Where the number of ranges is a
+// multiple of the pairs', they are rounded up to whole ranges: none crosses a pair's end.
+int pair_blocks(const ForwardConfig& config, const ForwardCall& call, const Tiling& tiling);
+
 }  // namespace fa3::hopper

@@ -116,6 +116,7 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
   plan.order = tile_order(c, call, tiling.pack, num_sms, together);
   if (tiling.finds_own_tiles()) {
     plan.schedule = split_kv_schedule(c, call, tiling);
+    plan.pair_blocks = pair_blocks(c, call, tiling);
   } else if (tiling.scheduler == Scheduler::kVarlenMetadata) {
     plan.schedule.sequences = varlen_metadata(c, call, tiling.pack, num_sms);
   }

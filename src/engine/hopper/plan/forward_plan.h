@@ -33,6 +33,7 @@ enum class Combine : unsigned char { kNone, kLastCta, kOpener, kKernel };
 struct SplitKv {
   int num_splits = 1;            // kFixedSplit: of each tile, at most
   int ctas = 0;                  // kStreamK: CTAs, or clusters, that get a range
+  bool in_pairs = false;         // kStreamK: tiles of unequal length, which pairs even out
   int groups_log2 = 0;           // 2^groups_log2 rows of KV blocks, each with head packs of its own
   int cluster_log2 = 0;          // 2^cluster_log2 CTAs share a range
   bool opener_combines = false;  // kStreamK: a tile's splits, if the kernel can (CombineKind)
@@ -79,6 +80,7 @@ struct ForwardPlan {
   int kv_box_rows = 0;            // of K's and V's TMA boxes
   TileOrder order{};              // of whole tiles, or of groups of them:
   TilesTogether together{};       // a score function's, where sequences have one length
+  int pair_blocks = 0;            // of tiles in pairs (PairedKvSchedule)
   SplitKvSchedule schedule{};     // tiles that are found in the lengths; else .sequences alone
   CpAsyncKeys cp_async{};         // K and V for cp.async
   cuda::BlockListParams lists{};  // of a block mask; with their memory, if they are there before

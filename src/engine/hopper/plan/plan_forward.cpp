@@ -141,7 +141,8 @@ std::string split_words(const ForwardPlan& plan) {
                                ? concat(ranges, " CTA", plural)
                                : concat(ranges, " cluster", plural, " of ", plan.cluster, " CTAs");
   return per_tile ? concat("; split-KV: ", ctas, " per tile")
-                  : concat("; split-KV: stream-K over ", ctas);
+                  : concat("; split-KV: stream-K over ", ctas,
+                           split.in_pairs ? ", causal tiles in pairs of equal length" : "");
 }
 
 std::string reasons(const Problem& problem, const ForwardPlan& plan, const char* why_the_row) {

@@ -49,6 +49,8 @@ __device__ __forceinline__ SequenceTiles decoding_sequence(const SplitKvSchedule
 // and the smallest calls wait for this.
 class FewSequences {
  public:
+  using Schedule = SplitKvSchedule;
+
   __device__ __forceinline__ explicit FewSequences(const SplitKvSchedule& schedule,
                                                    SequenceEntry* = nullptr)
       : schedule_(schedule) {}
@@ -84,9 +86,12 @@ class FewSequences {
 
 // Any sequences, also with varlen queries, looked up by a whole warp: every lane gets the answers.
 // The window lies in shared memory, since registers are few.
+template <class Kind>
 class SequenceWindow {
  public:
-  __device__ __forceinline__ SequenceWindow(const SplitKvSchedule& schedule, SequenceEntry* entries)
+  using Schedule = Kind;
+
+  __device__ __forceinline__ SequenceWindow(const Schedule& schedule, SequenceEntry* entries)
       : schedule_(schedule), entries_(entries) {}
 
   // The blocks of all sequences; 0: lengths that no tensors have add up to too many.
@@ -148,7 +153,7 @@ class SequenceWindow {
     return entries_[ptx::kLanes - 1].past_block;
   }
 
-  SplitKvSchedule schedule_;
+  Schedule schedule_;
   SequenceEntry* entries_;
   int first_ = -ptx::kLanes;  // of the window; there is none yet
 };

@@ -31,11 +31,11 @@ struct BlockPlace {
 
 // The splits of one CTA, one after the other. Sequences: looks up sequences, and which one has a
 // block of the concatenation (sequence_window.cuh).
-template <class Sequences>
+template <class Sequences, class Schedule = SplitKvSchedule>
 class SplitIterator {
  public:
-  FA3_HD constexpr SplitIterator(const SplitKvSchedule& schedule, const Sequences& sequences,
-                                 int block, int num_blocks)
+  FA3_HD constexpr SplitIterator(const Schedule& schedule, const Sequences& sequences, int block,
+                                 int num_blocks)
       : schedule_(schedule),
         sequences_(sequences),
         num_ctas_(num_blocks),
@@ -126,20 +126,51 @@ class SplitIterator {
     return {b, block - b * most};
   }
 
+  static FA3_HD constexpr int quotient(int a, int b) {  // most often 0
+    return a < b ? 0 : int(unsigned(a) / unsigned(b));
+  }
+
+  // A tile in a concatenation.
+  struct TilePlace {
+    int most;  // blocks that it has there; it may end before
+    int tile;  // m_block, and all tiles of the packs before
+    int packs_before;
+    int from;  // the block of the tile in question
+  };
+
+  FA3_HD constexpr TilePlace tile_at(int offset, const SequenceTiles& s) const {
+    if constexpr (Schedule::kMayPair) {
+      if (schedule_.in_pairs()) return tile_of_pair_at(offset, s);
+    }
+    const int most = schedule_.most_blocks(s), m_blocks = s.order.num_m_blocks;
+    const int tile = quotient(offset, most), packs_before = quotient(tile, m_blocks);
+    return {most, tile, packs_before, offset - tile * most};
+  }
+
+  // The longer tile of a pair comes first, and has no blocks but its own.
+  FA3_HD constexpr TilePlace tile_of_pair_at(int offset, const SequenceTiles& s) const {
+    const int m_blocks = s.order.num_m_blocks, of_pack = schedule_.blocks_of_pairs(m_blocks);
+    const int packs_before = quotient(offset, of_pack), tiles_before = packs_before * m_blocks;
+    offset -= packs_before * of_pack;
+    const int pair = quotient(offset, schedule_.pair_blocks);
+    const int before = pair * schedule_.pair_blocks, left = of_pack - before;
+    const int most = left < schedule_.pair_blocks ? left : schedule_.pair_blocks;
+    const int from = offset - before, longer = m_blocks - 1 - pair;
+    if (longer == pair) return {most, tiles_before + pair, packs_before, from};
+    const int blocks = schedule_.blocks_of(s, longer).count;
+    if (from < blocks) return {blocks, tiles_before + longer, packs_before, from};
+    return {most - blocks, tiles_before + pair, packs_before, from - blocks};
+  }
+
   FA3_HD constexpr bool next_of_range(const BlockPlace& place, const SequenceTiles& s,
                                       TileSplit& tile_split) {
-    const int most = schedule_.most_blocks(s), m_blocks = s.order.num_m_blocks;
-    const auto quotient = [](int a, int b) {  // most often 0
-      return a < b ? 0 : int(unsigned(a) / unsigned(b));
-    };
-    const int tile = quotient(place.offset, most), packs_before = quotient(tile, m_blocks);
-    const int from = place.offset - tile * most;
+    const auto [most, tile, packs_before, from] = tile_at(place.offset, s);
     const int taken = most - from < end_ - kv_block_ ? most - from : end_ - kv_block_;
     tile_kv_block_ = kv_block_ - from;
     kv_block_ += taken;
     tile_split.pack =
         (packs_before << schedule_.groups_log2) + number_ - (range() << schedule_.groups_log2);
-    tile_split.m_block = tile - packs_before * m_blocks;
+    tile_split.m_block = tile - packs_before * s.order.num_m_blocks;
     const KvBlocks all = schedule_.blocks_of(s, tile_split.m_block);
     const int end = from + taken < all.count ? from + taken : all.count;
     tile_split.blocks = {all.first + from, end - from};
@@ -174,7 +205,7 @@ class SplitIterator {
     return end > from;
   }
 
-  SplitKvSchedule schedule_;
+  Schedule schedule_;
   Sequences sequences_;
   int num_ctas_;
   int number_;  // the CTA's range; with fixed splits the last split, counted over all tiles

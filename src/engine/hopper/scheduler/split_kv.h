@@ -7,7 +7,9 @@
 // equal length. Hence a CTA finishes at most one tile that its predecessor began, its first, and
 // begins at most one that its successor finishes, its last. Head packs may have concatenations of
 // their own, side by side: CTAs that read the keys of the same tokens do so at the same time, which
-// is faster where heads are neighbours in memory.
+// is faster where heads are neighbours in memory. In the concatenation tiles count as long as the
+// longest. Where a causal mask makes them unequal they lie in pairs, the longest beside the
+// shortest, which are equally long (PairedKvSchedule).
 // Fixed splits: the keys of every tile are split into at most num_splits parts, whatever other
 // sequences there are. So a sequence's result has the same bits in every batch. Packed sequences'
 // query blocks are concatenated too: there are as many tiles as rows need, however unequal.
@@ -65,6 +67,7 @@ FA3_HD constexpr bool hides_right_only(const MaskRuleOf<int>& mask) {
 }
 
 struct SplitKvSchedule {
+  static constexpr bool kMayPair = false;
   static constexpr int kStreamK = 0, kUnsplit = 1;  // values of num_splits
   // No concatenation of sequences that keep their bounds is as long (choose_split.cpp). Of others
   // the lengths may add up to anything: such calls do nothing.
@@ -191,5 +194,37 @@ struct SplitKvSchedule {
     return (of_sequences + m_blocks) * sequences.num_packs;
   }
 };
+
+// The same where stream-K may have tiles in pairs, for sequences of one length that the host knows.
+struct PairedKvSchedule : SplitKvSchedule {
+  static constexpr bool kMayPair = true;
+
+  // Query blocks m and num_m_blocks - 1 - m of a sequence are neighbours, the longer one first, and
+  // have this many KV blocks or fewer together; the one in the middle has half as many. 0: they are
+  // not.
+  int pair_blocks = 0;
+
+  FA3_HD constexpr bool in_pairs() const { return pair_blocks > 0; }
+  // The blocks of a pack's tiles in pairs.
+  FA3_HD constexpr int blocks_of_pairs(int m_blocks) const {
+    return int((unsigned(m_blocks) * unsigned(pair_blocks) + 1) / 2);
+  }
+  FA3_HD constexpr int length_of(const SequenceTiles& s) const {
+    if (!in_pairs()) return SplitKvSchedule::length_of(s);
+    return blocks_of_pairs(s.order.num_m_blocks) * (s.order.num_packs >> groups_log2);
+  }
+};
+
+// The fewest that pair_blocks may be for the tiles of a sequence.
+FA3_HD constexpr int most_blocks_of_pair(const SplitKvSchedule& schedule, const SequenceTiles& s) {
+  const int m_blocks = s.order.num_m_blocks;
+  int most = 0;
+  for (int m_block = 0; 2 * m_block < m_blocks; ++m_block) {
+    const int other = m_blocks - 1 - m_block, blocks = schedule.blocks_of(s, m_block).count;
+    const int both = other > m_block ? blocks + schedule.blocks_of(s, other).count : 2 * blocks - 1;
+    if (both > most) most = both;
+  }
+  return most;
+}
 
 }  // namespace fa3::hopper

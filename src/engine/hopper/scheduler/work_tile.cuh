@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "engine/cuda/lists/block_list.h"
 #include "engine/cuda/softmax/score_captures.h"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/pipeline/pipeline.cuh"

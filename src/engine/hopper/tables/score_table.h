@@ -3,7 +3,7 @@
 // asks for it (launch/score_program.h), for its element, variant and function. Tiles are whole.
 #pragma once
 
-#include "engine/hopper/tables/forward_table.h"
+#include "engine/hopper/tables/mask_table.h"
 
 namespace fa3::hopper {
 
@@ -56,23 +56,14 @@ inline constexpr std::array kTileScoreTable{
         .why = "longer tiles of queries read keys and values less often"},
 };
 
-// Kernels that walk the lists of a block mask: a tile is a row of blocks of it, a step a block.
+// Kernels that walk the lists of a block mask, as those of mask_table.h with two warpgroups do.
+constexpr KernelInstance listed_score_instance(const KernelInstance& row) {
+  return {.config = row.config, .why = "two warpgroups have registers for the score function"};
+}
+
 inline constexpr std::array kListedScoreTable{
-    KernelInstance{.config = {.head_dim = 64,
-                              .head_dim_v = 64,
-                              .block_m = 128,
-                              .block_n = 128,
-                              .q_stages = 2,
-                              .kv_stages = 8,
-                              .block_mask = true},
-                   .why = "two warpgroups have registers for the score function"},
-    KernelInstance{.config = {.head_dim = 128,
-                              .head_dim_v = 128,
-                              .block_m = 128,
-                              .block_n = 128,
-                              .kv_stages = 5,
-                              .block_mask = true},
-                   .why = "two warpgroups have registers for the score function"},
+    listed_score_instance(kMaskTable[2]),
+    listed_score_instance(kMaskTable[1]),
 };
 
 }  // namespace fa3::hopper

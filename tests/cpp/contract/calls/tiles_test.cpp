@@ -36,6 +36,27 @@ TEST_P(Tiles, any_number_of_parts) {
   }
 }
 
+// Tiles of unequal length, too few for all processors: an engine may deal them in equal parts. The
+// last tile ends early, or there is a tile without another.
+TEST_P(Tiles, few_causal_heads) {
+  struct FewHeads {
+    int64_t batch, heads, queries, more_keys, dim;
+    fa3_dtype dtype;
+  };
+  for (const auto& [batch, heads, queries, more_keys, dim, dtype] :
+       {FewHeads{1, 1, 1300, 0, 128, FA3_FLOAT16},
+        {1, 2, 1450, 77, 128, FA3_BFLOAT16},
+        {2, 1, 1280, 500, 128, FA3_BFLOAT16},
+        {1, 1, 1800, 0, 64, FA3_FLOAT16},
+        {1, 1, 1800, 9, 64, FA3_BFLOAT16},
+        {1, 1, 800, 60, 256, FA3_BFLOAT16}}) {
+    const int64_t rows = by_effort(queries / 8, queries, queries);
+    Case c = dense_case(batch, rows, rows + more_keys, heads, 1, dim, dim, dtype);
+    c.causal = true;
+    EXPECT_TRUE(agrees(c));
+  }
+}
+
 // Chunks that end within blocks, with them, and hold many of them; alone, and in windows.
 TEST_P(Tiles, chunks_of_any_length) {
   const int64_t most = by_effort(140, 700, 700), heads = by_effort(2, 4, 4);

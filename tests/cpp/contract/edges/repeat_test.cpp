@@ -105,6 +105,19 @@ class Bitwise : public EngineTest {
 };
 FA3_FOR_EVERY_ENGINE(Bitwise);
 
+// Parts of their tiles are combined.
+TEST_P(Bitwise, a_repeated_call_of_few_causal_heads_gives_the_same_bits) {
+  const int64_t rows = by_effort(200, 1200, 1900);
+  Case c = dense_case(1, rows, rows + 90, 2, 1, 128, 128, FA3_BFLOAT16);
+  c.causal = true;
+  if (!does(c)) return;
+  const Inputs inputs = make_inputs(c);
+  const Runs first = both(c, inputs);
+  for (int repeat = 0; repeat < by_effort(1, 2, 100); ++repeat) {
+    expect_same(both(c, inputs), first, c);
+  }
+}
+
 TEST_P(Bitwise, a_repeated_call_gives_the_same_bits) {
   for (Case c : cases()) {
     c.num_threads = 3;

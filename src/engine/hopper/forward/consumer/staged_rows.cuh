@@ -3,6 +3,7 @@
 // takes them while the warp goes on. Next: store_tile.cuh.
 #pragma once
 
+#include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/ptx/bulk.cuh"

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "engine/hopper/forward/producer/load_tma.cuh"
+#include "engine/hopper/ptx/lanes.cuh"
 
 namespace fa3::hopper {
 

@@ -10,6 +10,7 @@
 #include "engine/hopper/forward/producer/load_captured.cuh"
 #endif
 #include "engine/hopper/forward/smem_plan.cuh"
+#include "engine/hopper/ptx/lanes.cuh"
 
 namespace fa3::hopper {
 

@@ -7,7 +7,7 @@
 #include "core/ceil_div.h"
 #include "core/workspace.h"
 #include "engine/hopper/plan/count_tiles.h"
-#include "engine/hopper/tables/stream_k_table.h"
+#include "engine/hopper/plan/select/choose_pairs.h"
 
 namespace fa3::hopper {
 namespace {
@@ -17,100 +17,19 @@ namespace {
 constexpr int kMaxPackLog2 = 4;
 constexpr int kMaxPackLog2OfSplitTiles = 6;
 
-// Microseconds on an H200, measured (docs/lab/decoding.md): for a key of a tile and for
-// each of its columns, for a combine until it ends, for a byte of a split's result, written and
-// read. What a split saves must be worth the trouble.
-constexpr double kKeyTime = 0.0035, kColumnTime = 36e-6;
-constexpr double kCombineTime = 6.5;
-constexpr double kPartialByteTime = 0.2e-6;
 constexpr double kMetadataTime = 2.5;  // of the varlen metadata kernel, which split tiles spare
-constexpr double kWorthSplitting = 0.9;
 // The mean of unknown lengths is thought to be some half of the longest: so long, on average, do
 // ranges take, if tiles may as well be alike.
 constexpr double kMeanRange = 0.75;
 constexpr int64_t kFewTilesEach = 4;
-// Splits of a causal tile, where tiles are few, and what all splits take for their keys: those of
-// short tiles are hardly more than a beginning and an end.
-constexpr int64_t kCausalSplits = 4;
-constexpr double kCausalSplitTime = 1.6;
+constexpr double kLeastGainOfPairs = 2;  // microseconds: of less the constants are not so sure
 // The largest rows x splits that one CTA combines in the kernel; more if rows are few.
 constexpr int64_t kMostRowsToCombine = 200, kFewRowsToCombine = 16, kMostFewRowsToCombine = 280;
 // Fewer keys are never split.
 constexpr int kLeastKeysToSplit = 512;
-// The least share of the resident CTAs that must get a range.
-constexpr double kBusyRanges = 0.96;
 // Where ranges have at most this many KV blocks, one for each SM is enough.
 constexpr int64_t kShortRange = 32;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
-
-// As many rows of KV blocks side by side as leave at least this share of the CTAs with a range.
-int groups_log2(int64_t packs, int64_t ctas, double least_busy) {
-  int log2 = std::countr_zero(uint64_t(packs));
-  while (log2 > 0 && double(ctas >> log2 << log2) < least_busy * double(ctas)) --log2;
-  return log2;
-}
-
-// Whether tiles have not many more columns than tensors.
-bool fits_columns(const ForwardConfig& c, const ForwardCall& call) {
-  // A few hundred columns. NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
-  return 2 * (c.head_dim + c.head_dim_v) <= 3 * (call.q.columns + call.o.columns);
-}
-
-// Whether a kernel that does nothing but decode may take tiles of more than 64 rows.
-bool may_decode(const ForwardConfig& c, const ForwardCall& call) {
-  const SplitKvSchedule schedule = split_kv_schedule(c, call, {});
-  return c.consumers() > 1 && stream_k_row(c) < kStreamKTable.size() && fits_columns(c, call) &&
-         call.sequences <= kFewSequences && call.seqlen_q <= c.block_m && call.softcap == 0 &&
-         schedule.is_simple() && hides_right_only(call.mask);
-}
-
-bool fits_few_waves(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
-  return num_split_tiles(c, call, pack) <= kFewWaves * num_sms * c.ctas_per_sm;
-}
-
-// A call whose tiles would be split for `most_ctas` resident CTAs, with these heads in each.
-struct SplitCase {
-  const ForwardConfig& c;
-  const ForwardCall& call;
-  PackGqa pack;
-  int64_t most_ctas;
-  int64_t tiles;      // where queries are varlen, the most that there can be
-  int visible_keys;   // of the longest sequence, that a tile visits at most: few under a window
-  bool starts_whole;  // a kernel that does nothing but decode would take whole tiles
-
-  // The longest sequence's.
-  double tile_time() const {
-    return visible_keys * (kKeyTime + kColumnTime * (c.head_dim + c.head_dim_v));
-  }
-  double combine_time(int64_t partials) const {
-    const int64_t rows = std::min<int64_t>(c.block_m, pack.rows(call.seqlen_q));
-    const double partial_bytes = double(partials * rows * call.o.columns) * 2 * sizeof(float);
-    return kCombineTime + partial_bytes * kPartialByteTime;
-  }
-  double combine_time() const { return combine_time(most_ctas); }
-  // Where queries see half of the keys or less, tiles are unequal.
-  bool tiles_are_alike() const {
-    return call.mask.hides_nothing() || call.seqlen_k >= int64_t{2} * call.seqlen_q;
-  }
-  bool is_causal() const {
-    return call.mask.right == 0 && hides_right_only(call.mask) && call.seqlen_k >= call.seqlen_q;
-  }
-};
-
-SplitCase split_case(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
-  const SequenceTiles longest{.keys = {.count = call.seqlen_k}};
-  const SplitKvSchedule schedule = split_kv_schedule(c, call, {.pack = pack});
-  const int blocks = schedule.most_blocks(longest);
-  const int64_t most_ctas = int64_t{num_sms} * c.ctas_per_sm;
-  const int64_t tiles = std::min(num_tiles(c, call, pack), num_split_tiles(c, call, pack));
-  return {c,
-          call,
-          pack,
-          most_ctas,
-          tiles,
-          std::min(call.seqlen_k, blocks * c.block_n),
-          may_decode(c, call) && fits_few_waves(c, call, pack, num_sms)};
-}
 
 // Whether split tiles are done sooner than whole ones. Some SMs may have no whole tile, or one more
 // than others; splits occupy all, but are combined.
@@ -122,32 +41,6 @@ bool split_pays(const SplitCase& s) {
   const double splits = double(s.tiles) * tile / double(s.most_ctas);
   if (s.starts_whole && s.call.varlen) return kMeanRange * splits + s.combine_time() < whole;
   return splits + s.combine_time() < kWorthSplitting * whole;
-}
-
-// Where packs share keys, products take the time, and a CTA without a range is missed: all get one
-// if what they spare is worth a combine, and the packs that share keys still lie side by side.
-int choose_groups_log2(const SplitCase& s) {
-  const int64_t packs = num_packs(s.call, s.pack);
-  const int most = groups_log2(packs, s.most_ctas, kBusyRanges);
-  const int64_t sharing = s.call.heads_per_kv_head / s.pack.heads();
-  if (sharing == 1) return most;
-  const int all_busy = groups_log2(packs, s.most_ctas, 1);
-  const int64_t busy = s.most_ctas >> most << most;
-  const double keys_time = double(s.tiles) * s.tile_time();
-  const double spared = keys_time / double(busy) - keys_time / double(s.most_ctas);
-  const bool together = all_busy >= std::countr_zero(uint64_t(sharing));
-  return together && spared > s.combine_time() ? all_busy : most;
-}
-
-// Causal tiles that all have an SM at once take as long as the longest one, which sees all keys;
-// in splits they take as long as its part, or as all of them over the SMs.
-bool causal_split_pays(const SplitCase& s) {
-  if (s.tiles_are_alike() || !s.is_causal() || s.call.varlen || s.tiles > s.most_ctas) return false;
-  const double whole = s.tile_time();
-  const double seen = 1 - 0.5 * double(s.call.seqlen_q) / double(s.call.seqlen_k);
-  const double all = kCausalSplitTime * seen * double(s.tiles) * whole / double(s.most_ctas);
-  const double splits = std::max(all, whole / double(kCausalSplits));
-  return splits + s.combine_time(s.tiles * kCausalSplits) < kWorthSplitting * whole;
 }
 
 // Where only the device knows the lengths, ranges are equal and tiles need not be: an SM may still
@@ -191,22 +84,45 @@ Tiling choose_fixed_split(const ForwardConfig& c, const ForwardCall& call, PackG
   return {pack, Scheduler::kFixedSplit, {.num_splits = int(num_splits)}};
 }
 
+Tiling alike_ranges(const SplitCase& s, int num_sms) {
+  const int64_t blocks = ceil_div(s.visible_keys, s.c.block_n);
+  const int log2 = choose_groups_log2(s);
+  const int64_t tiles_of_group = s.tiles >> log2;
+  const int cluster_log2 = choose_cluster_log2(s.c, s.tiles, num_sms);
+  const int shared_log2 = log2 + cluster_log2;
+  const int64_t ranges = ranges_of_group(tiles_of_group, tiles_of_group * blocks,
+                                         s.most_ctas >> shared_log2, num_sms >> shared_log2);
+  return {s.pack,
+          Scheduler::kStreamK,
+          {.ctas = int(ranges << log2), .groups_log2 = log2, .cluster_log2 = cluster_log2}};
+}
+
+// Until alike tiles in these ranges are combined.
+double time_of_alike(const SplitCase& s, const Tiling& tiling) {
+  const int64_t blocks = s.tiles * ceil_div(s.visible_keys, s.c.block_n);
+  return double(ceil_div(blocks, int64_t{tiling.split.ctas})) * s.block_time() + s.combine_time();
+}
+
+// Until whole tiles of a causal mask are done: the longest of them, which sees all keys, or as many
+// as an SM has.
+double time_of_whole(const SplitCase& s) {
+  const double seen = 1 - 0.5 * double(s.call.seqlen_q) / double(s.call.seqlen_k);
+  return std::max(1.0, seen * double(s.tiles) / double(s.most_ctas)) * s.tile_time();
+}
+
 Tiling split_by_stream_k(const ForwardConfig& c, const ForwardCall& call, PackGqa pack,
                          int num_sms) {
   const SplitCase s = split_case(c, call, pack, num_sms);
   const int64_t blocks = ceil_div(s.visible_keys, c.block_n);
   const int64_t most = capped_product(num_tiles(c, call, pack), blocks);
-  if (most >= SplitKvSchedule::kMostConcatenated) return {};
-  if (!s.tiles_are_alike() || s.tiles == 0 || !(split_pays(s) || split_evens_out(s))) return {};
-  const int log2 = choose_groups_log2(s);
-  const int64_t tiles_of_group = s.tiles >> log2;
-  const int cluster_log2 = choose_cluster_log2(c, s.tiles, num_sms);
-  const int shared_log2 = log2 + cluster_log2;
-  const int64_t ranges = ranges_of_group(tiles_of_group, tiles_of_group * blocks,
-                                         s.most_ctas >> shared_log2, num_sms >> shared_log2);
-  return {pack,
-          Scheduler::kStreamK,
-          {.ctas = int(ranges << log2), .groups_log2 = log2, .cluster_log2 = cluster_log2}};
+  if (most >= SplitKvSchedule::kMostConcatenated || s.tiles == 0) return {};
+  const bool by_alike = call.tiles_are_alike() && (split_pays(s) || split_evens_out(s));
+  const Tiling alike = by_alike ? alike_ranges(s, num_sms) : Tiling{};
+  const PairedTiles pairs = choose_pairs(s);
+  if (!pairs.tiling.is_split()) return alike;
+  const double other = by_alike ? time_of_alike(s, alike) : time_of_whole(s);
+  const double worth = std::min(kWorthSplitting * other, other - kLeastGainOfPairs);
+  return pairs.time < worth ? pairs.tiling : alike;
 }
 
 // Tiles that differ in length are drawn from a counter when a CTA is free; others, and those that
@@ -259,9 +175,6 @@ Tiling choose_split(const ForwardConfig& c, const ForwardCall& call, int num_spl
   if (num_splits == 1) return {};
   const PackGqa pack = choose_split_pack(c, call, num_sms);
   if (num_splits > 1) return choose_fixed_split(c, call, pack, num_splits);
-  if (causal_split_pays(split_case(c, call, pack, num_sms))) {
-    return choose_fixed_split(c, call, pack, kCausalSplits);
-  }
   return split_by_stream_k(c, call, pack, num_sms);
 }
 

@@ -79,10 +79,9 @@ bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const Forw
   // queries.
   const double longer_for_its_size = c.head_dim <= 64 ? 1.25 : 1.1;
   const bool same_columns = other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
-  const bool alike = call.mask.hides_nothing() || call.seqlen_k >= int64_t{2} * call.seqlen_q;
-  const bool are_causal = call.mask.right == 0 && hides_right_only(call.mask) &&
-                          call.seqlen_k >= call.seqlen_q && !call.block_mask.on;
-  return same_columns && (alike || are_causal) && !call.lengths_q.varlen && other.consumers() > 1 &&
+  const bool alike = call.tiles_are_alike();
+  return same_columns && (alike || call.is_causal()) && !call.lengths_q.varlen &&
+         other.consumers() > 1 &&
          most_rows(other, call, alike, num_sms) * longer_for_its_size <
              most_rows(c, call, alike, num_sms);
 }

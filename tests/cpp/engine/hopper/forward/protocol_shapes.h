@@ -63,13 +63,14 @@ inline constexpr Shape kPaged[] = {
     Shape{100, kWholeBlocks, 2, 2, 1, {.left = -30}}.with_used(kAllUsed).in_pages(640),
 };
 
-// Tiles in splits: runs and fixed parts, of one length and of many, keys in one run and in pages.
-// And whole tiles of many lengths that are found by number.
+// Tiles in splits: runs and fixed parts, of one length and of many, in pairs, keys in one run and
+// in pages. And whole tiles of many lengths that are found by number.
 inline constexpr Shape kCut[] = {
     Shape{1, 900, 4, 4, 2, kCausal}.stream_k(2),
     Shape{150, 1000, 3, 1, 1, kCausal}.fixed_splits(3),
     Shape{399, 500, 3, 1, 6, {.left = 200, .right = 0}}.with_packed(kQueries, kKeys).stream_k(2),
     Shape{70, 1100, 4, 4, 2, kCausal}.stream_k(4, 1),
+    Shape{900, 1000, 3, 1, 1, kCausal}.stream_k(4).paired(),
     Shape{20, kWholeBlocks, 2, 2, 1, kCausal}.with_used(kAllUsed).in_pages(640).fixed_splits(2),
     Shape{1, kWholeBlocks, 2, 2, 1, kCausal}.with_used(kAllUsed).in_pages(16).stream_k(2),
     Shape{150, 1000, 3, 1, 1, {.left = -60}}.fixed_splits(3),

@@ -12,7 +12,8 @@ namespace fa3::hopper {
 // What is split is decided by the launch: the choice between the two is made here alone.
 template <ForwardConfig C>
 class SplitTiles {
-  using Splits = TileSplits<C, SequenceWindow, KernelCombine, false>;
+  using Schedule = std::conditional_t<C.pairs_tiles(), PairedKvSchedule, SplitKvSchedule>;
+  using Splits = TileSplits<C, SequenceWindow<Schedule>, KernelCombine, false>;
 
  public:
   using Issuer = WarpIssuer;

@@ -14,6 +14,8 @@ namespace fa3::hopper {
 // SplitKvSchedule::for_decoding() says, and its tiles may be whole unless the last CTA combines.
 template <ForwardConfig C, class Sequences, class Combine, bool IsDecoding>
 class TileSplits {
+  using Schedule = typename Sequences::Schedule;
+
  public:
   struct Smem {
     SequenceSmem sequences;
@@ -57,10 +59,11 @@ class TileSplits {
 
  private:
   // With what the compiler may know of the schedule.
-  static __device__ __forceinline__ SplitIterator<Sequences> splits_of(const ForwardParams& params,
-                                                                       SequenceSmem& sequences) {
-    SplitKvSchedule schedule =
-        IsDecoding ? params.schedule.for_decoding(Combine::kTakesWholeTiles) : params.schedule;
+  static __device__ __forceinline__ SplitIterator<Sequences, Schedule> splits_of(
+      const ForwardParams& params, SequenceSmem& sequences) {
+    Schedule schedule{IsDecoding ? params.schedule.for_decoding(Combine::kTakesWholeTiles)
+                                 : params.schedule};
+    if constexpr (Schedule::kMayPair) schedule.pair_blocks = params.pair_blocks;
     schedule.block_n = C.block_n;
     schedule.sequences.block_m = C.block_m;
     return {schedule, Sequences(schedule, sequences.entries), Combine::range(params),
@@ -69,7 +72,7 @@ class TileSplits {
 
   const ForwardParams& params_;
   Combine combine_;
-  SplitIterator<Sequences> splits_;
+  SplitIterator<Sequences, Schedule> splits_;
 };
 
 }  // namespace fa3::hopper

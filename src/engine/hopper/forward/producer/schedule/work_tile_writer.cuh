@@ -3,6 +3,7 @@
 // dense_tiles.cuh.
 #pragma once
 
+#include "engine/cuda/softmax/loaded_pairs.h"
 #include "engine/hopper/forward/producer/schedule/work_tile_blocks.cuh"
 
 namespace fa3::hopper {

@@ -40,7 +40,7 @@ class ForwardWorks {
       for (int tile : tiles_of_first_cta(drawn)) all.push_back(work_of(tile));
       return all;
     }
-    const SplitKvSchedule& schedule = launch_.params.schedule;
+    const PairedKvSchedule schedule{launch_.params.schedule, launch_.params.pair_blocks};
     SequenceSmem memory;
     // Who is waited for comes first.
     const int range = launch_.opener_combines ? launch_.blocks - 1 - cta : cta;

@@ -42,6 +42,11 @@ struct Shape {
     other.split.opener_combines = true;
     return other;
   }
+  constexpr Shape paired() const {
+    Shape other = *this;
+    other.split.in_pairs = true;
+    return other;
+  }
   constexpr Shape fixed_splits(int count) const {
     return with(&Shape::scheduler, Scheduler::kFixedSplit)
         .with(&Shape::split, {.num_splits = count});

@@ -191,34 +191,5 @@ TEST(BatchInvariance, head_dims_group_and_splits_alone_decide) {
   }
 }
 
-// One H200: 1 head of 4k keys takes 26 us instead of 48 at 128 columns, 4 heads 55 instead of 52
-// (docs/lab/hopper.md).
-TEST(SplitKv, of_few_causal_tiles_pays) {
-  const auto splits = [](int64_t heads, int64_t keys, int64_t dim, const auto& change) {
-    Problem p = plain(1, heads, heads, keys, keys);
-    p.head_dim = p.head_dim_v = dim;
-    p.mask.right = 0;
-    change(p);
-    const auto [row, tiling] = chosen_for(p);
-    const bool fixed = tiling.scheduler == Scheduler::kFixedSplit;
-    EXPECT_TRUE(!fixed || kForwardTable[size_t(row)].config.may_split);
-    return fixed ? tiling.split.num_splits : 1;
-  };
-  const auto as_it_is = [](Problem&) {};
-  EXPECT_EQ(splits(1, 4096, 128, as_it_is), 4);
-  EXPECT_EQ(splits(1, 16384, 128, as_it_is), 4);
-  EXPECT_EQ(splits(2, 4096, 256, as_it_is), 4);
-  EXPECT_EQ(splits(1, 8192, 256, as_it_is), 4);
-  EXPECT_EQ(splits(4, 4096, 128, as_it_is), 1);
-  EXPECT_EQ(splits(8, 2048, 128, as_it_is), 1);
-  EXPECT_EQ(splits(4, 4096, 256, as_it_is), 1);
-  EXPECT_EQ(splits(8, 4096, 64, as_it_is), 1);
-  EXPECT_EQ(splits(1, 512, 128, as_it_is), 1);
-  EXPECT_EQ(splits(1, 4096, 128, [](Problem& p) { p.num_splits = 1; }), 1);
-  EXPECT_EQ(splits(1, 4096, 128, [](Problem& p) { p.batch_invariant = true; }), 1);
-  EXPECT_EQ(splits(1, 4096, 128, [](Problem& p) { p.mask.left = 4000; }), 1);
-  EXPECT_EQ(splits(1, 4096, 128, [](Problem& p) { p.lengths_k.varlen = true; }), 1);
-}
-
 }  // namespace
 }  // namespace fa3::hopper

@@ -48,10 +48,14 @@ TEST(Rows, that_fill_the_sms_better_are_chosen) {
 // The longest of 192 rows sees all keys and takes three halves of the time of one of 128 rows. That
 // is the call's time where a few heads have fewer tiles than two for each SM.
 TEST(Rows, of_few_causal_tiles_are_shorter) {
-  const auto block_m = [](int64_t batch, int64_t heads, int64_t kv_heads, int64_t length) {
+  const auto problem = [](int64_t batch, int64_t heads, int64_t kv_heads, int64_t length) {
     Problem p = plain(batch, heads, kv_heads, length, length);
     p.mask.right = 0;
-    return rows_of_whole_tiles(p);
+    p.num_splits = 1;
+    return p;
+  };
+  const auto block_m = [&](int64_t batch, int64_t heads, int64_t kv_heads, int64_t length) {
+    return rows_of_whole_tiles(problem(batch, heads, kv_heads, length));
   };
   for (const int64_t heads : {4, 8}) {
     EXPECT_EQ(block_m(1, heads, heads, 4096), 128) << heads;
@@ -61,6 +65,9 @@ TEST(Rows, of_few_causal_tiles_are_shorter) {
   EXPECT_EQ(block_m(1, 16, 16, 4096), 192);  // 352 tiles, half as long on average
   EXPECT_EQ(block_m(8, 16, 16, 2048), 192);
   EXPECT_EQ(block_m(1, 4, 4, 16384), 192);
+  Problem split = problem(1, 4, 4, 4096);  // in pairs
+  split.num_splits = 0;
+  EXPECT_EQ(chosen_kernel(split).block_m, 128);
 }
 
 // A wider kernel multiplies zeros: it is for what needs its keys split or copied by threads. The
