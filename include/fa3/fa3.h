@@ -177,12 +177,13 @@ enum {
  * captured tensors, in any order: add<n>(value, i, ...) to that of the element which load<T, n>(i,
  * ...) reads. Where no index depends on q_idx, add_for_key<n> does it with fewer additions to
  * memory, and add_for_tile<n>, where none depends on kv_idx either; each once a tensor.
- * add_for_distance<n, 1>(value, index, i, ...) is add<n>(value, i, ..., index) where the index grows
- * by 1 (or -1) from key to key and falls by as much from query to query: once, outside of any
- * branch. Where the
- * slope is 1, the gradient of what load_of_score() loads is that of the score: with stores_gradient
- * it is stored as it comes, once for each score that the masks leave, provided that no two scores
- * load one element; `gradients`, which may be empty, then says nothing of it. On Hopper, to head
+ * add_for_distance<n, 1>(value, index, i, ...) is add<n>(value, i, ..., index) where the index
+ * grows by 1 (or -1) from key to key and falls by as much from query to query: once, outside of any
+ * branch.
+ *
+ * Where the slope is 1, the gradient of what load_of_score() loads is that of the score: with
+ * stores_gradient it is stored as it comes, once for each score that the masks leave, provided that
+ * no two scores load one element; `gradients`, which may be empty, then says nothing of it. On Hopper, to head
  * dims of 128, where TMA takes the tensor and its gradient: multiples of 16 bytes; else
  * FA3_UNSUPPORTED. `score` is what f was given, in float16; then the slope is taken there, too.
  *
