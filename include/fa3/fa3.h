@@ -183,9 +183,10 @@ enum {
  *
  * Where the slope is 1, the gradient of what load_of_score() loads is that of the score: with
  * stores_gradient it is stored as it comes, once for each score that the masks leave, provided that
- * no two scores load one element; `gradients`, which may be empty, then says nothing of it. On Hopper, to head
- * dims of 128, where TMA takes the tensor and its gradient: multiples of 16 bytes; else
- * FA3_UNSUPPORTED. `score` is what f was given, in float16; then the slope is taken there, too.
+ * no two scores load one element; `gradients`, which may be empty, then says nothing of it. On
+ * Hopper, to head dims of 128, where TMA takes the tensor and its gradient: multiples of 16 bytes;
+ * else FA3_UNSUPPORTED. `score` is what f was given, in float16; then the slope is taken there,
+ * too.
  *
  *     void g(float gradient, float score, int b, int h, int q_idx, int kv_idx)
  *     add_for_tile<0>(gradient * (kv_idx - q_idx), h); */
