@@ -8,7 +8,7 @@ gradient.
 
 import torch
 
-from fa3 import _native, masks
+from fa3 import _native
 from fa3._dropout import seed_view
 from fa3._options import BOTH_PASSES, DEFAULTS, FORWARD, IN_ORDER, Options
 
