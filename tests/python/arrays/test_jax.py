@@ -14,13 +14,14 @@ import oracle
 import pytest
 from cases import inputs_for
 from checks import assert_within
+from jax_arrays import PACKED, random_arrays
 
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 jax = pytest.importorskip("jax", "0.7", reason="JAX 0.7 or later is not installed")
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes gives numpy its bfloat16")
 
 import jax.numpy as jnp  # noqa: E402
-from jax.sharding import AxisType, NamedSharding  # noqa: E402
+from jax.sharding import NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import fa3.jax  # noqa: E402, F811
@@ -56,16 +57,6 @@ def both_passes(q, k, v, do, dlse, sink, options):
         return *results, *pull_back((do, dlse))
 
     return run(q, k, v, sink, do, dlse)
-
-
-def random_arrays(*shapes, dtype=np.float32):
-    random = np.random.default_rng(0)
-    return [random.standard_normal(shape, np.float32).astype(dtype) for shape in shapes]
-
-
-@pytest.fixture
-def qkv():
-    return random_arrays((2, 10, 4, 16), (2, 12, 2, 16), (2, 12, 2, 24))
 
 
 @pytest.mark.parametrize("name, dtype", ON_CPU)
@@ -137,13 +128,6 @@ def test_it_computes_the_same_where_jit_is_disabled(qkv):
     np.testing.assert_array_equal(out, fa3.attention(*qkv, causal=True))
 
 
-PACKED = {
-    "cu_seqlens_q": np.array([0, 3, 3, 8], np.int32),
-    "cu_seqlens_k": np.array([0, 4, 6, 11], np.int32),
-    "seqused_k": np.array([4, 0, 3], np.int32),
-}
-
-
 @pytest.mark.parametrize("known", [{}, {"max_seqlen_q": 5, "max_seqlen_k": 5}, {"max_seqlen_q": 1}])
 def test_packed_sequences_and_their_gradients(known):
     """Lengths are operands: one program serves all of them, also longer ones than was said."""
@@ -161,145 +145,6 @@ def test_used_rows_of_a_batch(qkv):
     used = {"seqused_q": np.array([10, 4], np.int32), "seqused_k": np.array([0, 7], np.int32)}
     found = jax.jit(lambda q, k, v, **used: fa3.jax.attention(q, k, v, **used))(*qkv, **used)
     np.testing.assert_array_equal(found, fa3.attention(*qkv, **used))
-
-
-def test_vmap_is_a_loop_of_calls(qkv):
-    q, k, v = qkv
-    examples = np.stack([q, q + 1, q - 1])
-    found = jax.vmap(lambda q, k: fa3.jax.attention(q, k, v, causal=True), (0, None))(examples, k)
-    for ours, q in zip(found, examples, strict=True):
-        np.testing.assert_array_equal(ours, fa3.attention(q, k, v, causal=True))
-
-
-def test_vmap_over_nothing(qkv):
-    none = np.zeros((0, *qkv[0].shape), np.float32)
-    found = jax.vmap(lambda q: fa3.jax.attention(q, *qkv[1:]))(none)
-    assert found.shape == (0, 2, 10, 4, 24)
-
-
-def test_vmap_joins_examples_into_one_batch(qkv):
-    examples = [np.stack([x] * 3) for x in qkv]
-    program = str(jax.make_jaxpr(jax.vmap(fa3.jax.attention))(*examples))
-    assert "fa3_forward" in program and "scan" not in program and "6,10,4,16" in program
-
-
-@pytest.mark.parametrize("each_its_own", [False, True])
-def test_vmap_of_gradients_with_a_sink(qkv, each_its_own):
-    """Each example has a gradient of the sink, which no larger batch would give."""
-    sinks = np.arange(12, dtype=np.float32).reshape(3, 4)
-    examples = np.stack([qkv[0], qkv[0] + 1, qkv[0] - 1])
-
-    def loss(q, sink):
-        return (fa3.jax.attention(q, *qkv[1:], sink=sink) ** 2).sum()
-
-    gradient = jax.jit(jax.grad(loss, (0, 1)))
-    over = (0, 0) if each_its_own else (0, None)
-    found = jax.jit(jax.vmap(gradient, over))(examples, sinks if each_its_own else sinks[0])
-    for at, q in enumerate(examples):
-        dq, dsink = gradient(q, sinks[at if each_its_own else 0])
-        np.testing.assert_array_equal(found[0][at], dq)
-        np.testing.assert_array_equal(found[1][at], dsink)
-
-
-@pytest.mark.parametrize("shape", [(2, 9, 4, 16), (2, 3, 5, 4, 16)], ids=["packed", "keys only"])
-def test_vmap_of_packed_sequences(shape):
-    q, k, v = random_arrays(shape, (11, 2, 16), (11, 2, 8))
-    starts = np.array([[0, 3, 3, 8], [0, 1, 2, 9]], np.int32) if len(shape) == 4 else None
-
-    def attend(q, start):
-        cu = PACKED["cu_seqlens_k"]
-        return fa3.jax.attention(q, k, v, cu_seqlens_q=start, cu_seqlens_k=cu)
-
-    found = jax.jit(jax.vmap(attend))(q, starts)
-    for at, ours in enumerate(found):
-        start = None if starts is None else starts[at]
-        np.testing.assert_array_equal(ours, attend(q[at], start))
-
-
-def test_gradients_through_recomputation_and_loops(qkv):
-    q, k, v = qkv
-    attend = lambda x: fa3.jax.attention(x, k, v, causal=True)[..., :16]  # noqa: E731
-
-    def loss(x, attend):
-        return (jax.lax.scan(lambda x, _: (attend(x), None), x, length=2)[0] ** 2).sum()
-
-    plain = jax.jit(jax.grad(lambda x: (attend(attend(x)) ** 2).sum()))(q)
-    again = jax.jit(jax.grad(lambda x: loss(x, jax.checkpoint(attend))))(q)
-    np.testing.assert_array_equal(again, plain)
-
-
-def two_devices():
-    if len(jax.devices("cpu")) < 2:
-        pytest.skip("JAX was started with one CPU device before these tests")
-    return jax.devices("cpu")[:2]
-
-
-@jax.jit
-def cut_loss(q, k, v, sink):
-    return (fa3.jax.attention(q, k, v, sink=sink, causal=True) ** 2).sum()
-
-
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x"), P(None, "x")], ids=str)
-def test_devices_share_batch_or_heads_without_communication(qkv, spec, kind):
-    mesh = jax.make_mesh((2,), ("x",), (kind,), devices=two_devices())
-    sink = np.arange(4, dtype=np.float32)
-    cut = [jax.device_put(x, NamedSharding(mesh, spec)) for x in qkv]
-    whole = jax.device_put(sink, NamedSharding(mesh, P()))
-    program = jax.jit(lambda q, k, v, sink: fa3.jax.attention(q, k, v, sink=sink, causal=True))
-    out = program(*cut, whole)
-    np.testing.assert_array_equal(out, fa3.attention(*qkv, sink=sink, causal=True))
-    gathers = "all-gather" in program.lower(*cut, whole).compile().as_text()
-    in_rows = spec == P(None, "x")  # each row needs all keys: they are gathered
-    assert gathers == in_rows
-    if not in_rows:
-        assert out.sharding.is_equivalent_to(cut[0].sharding, 4)
-    found = jax.jit(jax.grad(cut_loss, (0, 1, 2, 3)))(*cut, whole)
-    exact = jax.grad(cut_loss, (0, 1, 2, 3))(*qkv, sink)
-    for ours, expected in zip(found, exact, strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_devices_share_the_queries_of_a_single_key_head(qkv):
-    mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,), devices=two_devices())
-    q, k, v = qkv[0], qkv[1][:, :, :1], qkv[2][:, :, :1]
-    sink = np.arange(4, dtype=np.float32)
-    cut = jax.device_put(q, NamedSharding(mesh, P(None, None, "x")))
-    whole = [jax.device_put(x, NamedSharding(mesh, P())) for x in (k, v, sink)]
-    gradient = jax.jit(jax.grad(cut_loss, (0, 1, 2, 3)))
-    assert "all-gather" not in gradient.lower(cut, *whole).compile().as_text()
-    found, exact = gradient(cut, *whole), jax.grad(cut_loss, (0, 1, 2, 3))(q, k, v, sink)
-    for ours, expected in zip(found, exact, strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_heads_that_devices_cannot_divide_are_gathered():
-    mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,), devices=two_devices())
-    q, k, v = random_arrays((1, 4, 6, 8), (1, 4, 3, 8), (1, 4, 3, 8))
-    cut = jax.device_put(q, NamedSharding(mesh, P(None, None, "x")))
-    whole = [jax.device_put(x, NamedSharding(mesh, P())) for x in (k, v)]
-    np.testing.assert_array_equal(jax.jit(fa3.jax.attention)(cut, *whole), fa3.attention(q, k, v))
-
-
-def test_shard_map_sums_gradients_of_what_devices_share(qkv):
-    mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,), devices=two_devices())
-    q, k, v = qkv[0], qkv[1][:1], qkv[2][:1]
-    sink = np.arange(4, dtype=np.float32)
-
-    def attend(q, k, v, sink):
-        return fa3.jax.attention(q, k, v, sink=sink, causal=True)
-
-    specs = P("x"), P(), P(), P()
-    on_both = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=P("x"))
-    everywhere = [np.concatenate([x, x]) for x in (k, v)]
-    np.testing.assert_array_equal(on_both(q, k, v, sink), attend(q, *everywhere, sink))
-    loss = jax.jit(lambda *a: (on_both(*a) ** 2).sum())
-    found = jax.grad(loss, (0, 1, 2, 3))(q, k, v, sink)
-    exact = jax.grad(cut_loss, (0, 1, 2, 3))(q, *everywhere, sink)
-    for ours, expected in zip(found, exact, strict=True):
-        if expected.shape != ours.shape:
-            expected = expected.sum(0, keepdims=True)
-        np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_shapes_are_known_without_computing(qkv):
@@ -338,125 +183,6 @@ def test_two_threads_compile_and_run_at_once(qkv):
     for thread in threads:
         thread.join()
     assert failures == []
-
-
-def f8(x):
-    return jnp.asarray(x).astype(jnp.float8_e4m3fn)
-
-
-REFUSED = {
-    "float64": (lambda q, k, v: {"q": q.astype(float)}, "^q: expected one of float32, .* float64"),
-    "float8": (lambda q, k, v: {"k": f8(k)}, "^k: expected one of .* got float8_e4m3fn"),
-    "types": (lambda q, k, v: {"k": k.astype(np.float16)}, "^k: expected the dtype of q"),
-    "no array": (lambda q, k, v: {"v": [1.0]}, "^v: expected an array"),
-    "head dim": (lambda q, k, v: {"k": k[..., :8]}, "^k: expected the head dim of q = 16"),
-    "heads": (lambda q, k, v: {"q": q[:, :, :3]}, "^q: expected a number of query heads"),
-    "rank": (lambda q, k, v: {"q": q[0]}, "^q: expected rank 4"),
-    "wide": (
-        lambda q, k, v: {"q": q.repeat(40, 3), "k": k.repeat(40, 3)},
-        r"head dim in \[1, 512\]",
-    ),
-    "window": (lambda q, k, v: {"window": 3}, r"^window: expected \(left, right\)"),
-    "softcap": (lambda q, k, v: {"softcap": "x"}, "^softcap: expected a number"),
-    "scale": (lambda q, k, v: {"scale": -1.0}, "^scale: expected"),
-    "lengths": (
-        lambda q, k, v: {"seqused_k": np.array([1, 2])},
-        "^seqused_k: expected int32, got int64",
-    ),
-    "engine": (lambda q, k, v: {"engine": "hopper"}, "hopper|no engine"),
-    "pages": (lambda q, k, v: {"page_table": q}, "unexpected keyword argument 'page_table'"),
-}
-
-
-@pytest.mark.parametrize("change, sentence", REFUSED.values(), ids=REFUSED)
-def test_a_wrong_call_is_refused_with_its_sentence(qkv, change, sentence):
-    named = dict(zip("qkv", qkv, strict=True))
-    with pytest.raises((fa3.Error, TypeError), match=sentence):
-        fa3.jax.attention(**named | change(*qkv))
-
-
-@pytest.mark.parametrize("name, value", [("causal", True), ("window", (3, 0)), ("softcap", 5.0)])
-def test_options_are_known_while_a_program_is_traced(qkv, name, value):
-    program = jax.jit(lambda value: fa3.jax.attention(*qkv, **{name: value}))
-    with pytest.raises(TypeError, match=f"^{name}: expected a value that is known while"):
-        program(value)
-
-
-def test_unknown_extents_are_refused():
-    (rows,) = jax.export.symbolic_shape("rows")
-    program = jax.jit(lambda q: fa3.jax.attention(q, q, q))
-    with pytest.raises(fa3.Unsupported, match="^q: expected extents that are known"):
-        jax.export.export(program)(jax.ShapeDtypeStruct((1, rows, 4, 16), np.float32))
-
-
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_a_platform_that_cannot_compute_is_refused(qkv, platform):
-    if platform == "cuda" and any(name == "hopper" and ok for name, ok, _ in fa3.engines()):
-        pytest.skip("this machine computes on CUDA")
-    program = jax.export.export(jax.jit(fa3.jax.attention), platforms=[platform])
-    with pytest.raises(fa3.Unsupported, match="cuda"):
-        program(*qkv)
-
-
-@pytest.mark.parametrize("twice", [jax.hessian, lambda f: jax.grad(lambda q: jax.grad(f)(q).sum())])
-def test_second_derivatives_are_refused(qkv, twice):
-    q, k, v = qkv
-    with pytest.raises(fa3.Unsupported, match="first derivatives in reverse mode"):
-        twice(lambda q: fa3.jax.attention(q, k, v).sum())(q)
-
-
-def test_lengths_that_lead_out_of_their_tensors_are_refused_as_the_program_runs(qkv):
-    """On the CPU, where they are read."""
-    program = jax.jit(lambda used: fa3.jax.attention(*qkv, seqused_k=used))
-    with pytest.raises((ValueError, RuntimeError), match="seqused_k: expected a length in"):
-        program(np.array([3, 99], np.int32)).block_until_ready()
-
-
-def by_hand(qkv, workspace=0, **attributes):
-    """A call as an older or newer fa3 might have exported it."""
-    results = jax.ShapeDtypeStruct((2, 10, 4, 24), np.float32), jnp.zeros(workspace, np.uint8)
-    operands = {"operands": "q k v", "results": "out workspace"}
-    call = jax.ffi.ffi_call("fa3_forward", results)
-    return jax.block_until_ready(call(*qkv, **operands | attributes))[0]
-
-
-def test_a_handler_reads_attributes_by_name(qkv):
-    np.testing.assert_array_equal(
-        by_hand(qkv, 1 << 24, window_left=np.int64(3), scale=np.float64(0.5)),
-        fa3.attention(*qkv, window=(3, -1), scale=0.5),
-    )
-
-
-@pytest.mark.parametrize(
-    "attributes, sentence",
-    [
-        ({"novelty": np.int64(1)}, "it knows 7; trace the program again"),
-        ({"operands": "q k novelty"}, "trace the program again"),
-        ({"results": "out"}, "trace the program again"),
-        ({"softcap": np.float32(1)}, "softcap: expected a number of 64 bits"),
-        ({"window_left": np.int32(1)}, r"window\[0\]: expected an integer of 64 bits"),
-        ({"causal": "yes"}, "causal: expected an attribute of another kind"),
-        ({"num_threads": np.int64(1 << 40)}, "num_threads: expected an integer of 32 bits"),
-        ({}, "workspace"),
-    ],
-)
-def test_a_handler_refuses_calls_that_are_not_of_its_making(qkv, attributes, sentence):
-    with pytest.raises((ValueError, RuntimeError), match=sentence):
-        by_hand(qkv, **attributes)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda q, k, v: fa3.attention(q, k, v),
-        lambda q, k, v: fa3.attention_backward(q, q, k, v, q, q[..., 0]),
-        lambda q, k, v: fa3.plan(q, k, v),
-        lambda q, k, v: fa3.quantize(q),
-    ],
-)
-def test_eager_calls_inside_of_jit_point_here(qkv, call):
-    with pytest.raises(fa3.Unsupported, match="got a tracer of JAX; .* fa3.jax.attention"):
-        jax.jit(call)(*qkv)
 
 
 def test_an_exported_program_runs(qkv):
