@@ -166,6 +166,9 @@ def run_piece(
         result = run_command(command, build)
         if has_passed(*result[:2]):
             passed.update(all_checked([command], codes))
+        else:  # at once: the piece may not end
+            tail = (f"    {line}" for line in end_of(command, result[0]))
+            print(f"failed: {words_of(command)}", *tail, sep="\n", flush=True)
         return result
 
     ended = list(pool.map(run, commands))

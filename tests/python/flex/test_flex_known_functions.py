@@ -2,6 +2,8 @@
 """What is known of a score function serves calls of the same, and of no other: each number, tensor,
 global and default that it names is looked at in each call."""
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -265,3 +267,21 @@ def test_a_function_of_whole_tensors_is_traced_again():
         fa3.flex_attention(q, k, v, score_mod=score_mod), fa3.attention(q, k, v)
     )
     assert not torch.allclose(zero, fa3.attention(q, k, v))
+
+
+def test_the_first_call_does_not_import_torchs_compiler():
+    """Which takes seconds."""
+    program = """
+import sys, torch, fa3
+q = torch.randn(1, 20, 4, 16, requires_grad=True)
+slopes = torch.rand(4, requires_grad=True)
+table = torch.rand(4, 40)
+def score(s, b, h, i, j):
+    s = torch.where(i % 3 == 2, torch.tanh(s / 2), s.clamp(max=5) ** 2)
+    return s - slopes[h] * (i - j).abs() + table[h, i - j + 20]
+out = fa3.flex_attention(q, q, q, score_mod=score, mask_mod=lambda b, h, i, j: i >= j)
+out.sum().backward()
+print(slopes.grad.shape, "torch._dynamo" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout == "torch.Size([4]) False\n", run.stderr

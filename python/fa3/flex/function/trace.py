@@ -167,9 +167,10 @@ class Tracer(TorchDispatchMode):
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor):
                 self.scalar(value)
-        out = function(*without_data(args), **without_data(kwargs))
-        if not isinstance(out, torch.Tensor) or out.ndim > 0:
+        found = function(*with_ones(args), **with_ones(kwargs))
+        if not isinstance(found, torch.Tensor) or found.ndim > 0:
             raise Unsupported(f"score_mod: aten.{name} of more than scalars is not translated")
+        out = torch.empty((), dtype=found.dtype, device=NO_DATA)
         number = translate.node_of(self, name, kind_of(out.dtype), args, kwargs)
         self.traced[id(out)] = out, number
         return out
@@ -267,14 +268,16 @@ def flattened(value):
         yield value
 
 
-def without_data(value):
-    """The same arguments, tensors replaced: what remains is shapes and types."""
+def with_ones(value):
+    """The same arguments, tensors replaced by ones of their shapes and types on the CPU: what the
+    result's are is asked of these. Of tensors without data torch's compiler is asked, whose import
+    takes seconds; and integers divide by one."""
     if isinstance(value, (list, tuple)):
-        return type(value)(without_data(item) for item in value)
+        return type(value)(with_ones(item) for item in value)
     if isinstance(value, dict):
-        return {name: without_data(item) for name, item in value.items()}
-    if isinstance(value, torch.Tensor) and value.device != NO_DATA:
-        return torch.empty(value.shape, dtype=value.dtype, device=NO_DATA)
+        return {name: with_ones(item) for name, item in value.items()}
+    if isinstance(value, torch.Tensor):
+        return torch.ones(value.shape, dtype=value.dtype)
     if isinstance(value, torch.device):
-        return NO_DATA
+        return torch.device("cpu")
     return value
