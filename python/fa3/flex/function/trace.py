@@ -277,7 +277,7 @@ def with_ones(value):
     if isinstance(value, dict):
         return {name: with_ones(item) for name, item in value.items()}
     if isinstance(value, torch.Tensor):
-        return torch.ones(value.shape, dtype=value.dtype)
+        return torch.ones(value.shape, dtype=value.dtype, device="cpu")
     if isinstance(value, torch.device):
         return torch.device("cpu")
     return value

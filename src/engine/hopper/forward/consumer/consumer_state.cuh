@@ -70,7 +70,7 @@ struct ConsumerState {
   __device__ __forceinline__ int first_row_of(const WorkTileOf<C>& work) const {
     return work.first_row + int(warp()) * kRowsPerWarp;
   }
-  // Of this warp's rows.
+  // The lines of the rows of this warp.
   __device__ __forceinline__ AddedLine* added_lines() const {
     return smem.added_lines.rows + warp() * kRowsPerWarp;
   }

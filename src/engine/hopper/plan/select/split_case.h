@@ -20,7 +20,7 @@ struct SplitCase {
 
   double block_time() const;
   double tile_time() const;  // the longest sequence's
-  // Until so many results of splits are combined.
+  // Microseconds until this number of partial results is combined.
   double combine_time(int64_t partials) const;
   double combine_time() const { return combine_time(most_ctas); }
 };
