@@ -68,7 +68,7 @@ struct ScoreOperands {
   cuda::ScoreCaptures captures;
   CUtensorMap captured_map;  // of the tensor whose tiles the kernel loads, if it does
   TilesTogether together;    // where sequences have one length, and no lists
-  // Of products that begin with what the function adds to the score: the softmax scale * log2(e),
+  // For products that begin with what the function adds to the score: the softmax scale * log2(e),
   // and what the scale is divided out by.
   float scale_log2;
   float inverse_scale;

@@ -110,7 +110,7 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
   plan.kv_loader = kv_loader_of(plan);
   plan.kv_box_rows = kv_box_rows(c, call);
   plan.q_is_clipped = c.general() && call.lengths_q.in_one_tensor;
-  // Of a mask's lists, that are made just before.
+  // Programmatic dependent launch: a mask's lists are made just before.
   plan.pdl = c.can_split() || (c.block_mask && call.block_lists == nullptr);
   plan.cluster = 1 << tiling.split.cluster_log2;
   plan.order = tile_order(c, call, tiling.pack, num_sms, together);
