@@ -317,51 +317,6 @@ def test_backward_merge_and_plan_take_tensors(qkv):
     assert "engine" in fa3.plan(q, k, v)
 
 
-@pytest.mark.parametrize(
-    "change, error, words",
-    [
-        ({"q": lambda q: q.double()}, fa3.InvalidArgument, "q: expected float32"),
-        ({"q": lambda q: q[0]}, fa3.InvalidArgument, "q: expected rank 4"),
-        ({"k": lambda k: k.mT.contiguous().mT}, fa3.InvalidArgument, "k: expected stride 1"),
-        ({"v": lambda v: v.half()}, fa3.InvalidArgument, "v: expected the dtype of q"),
-        ({"scale": -1.0}, fa3.InvalidArgument, "scale: expected a finite number > 0"),
-        ({"engine": "abacus"}, fa3.InvalidArgument, "engine: expected one of"),
-        ({"engine": []}, fa3.InvalidArgument, "engine: expected one of"),
-        ({"window": 3}, fa3.InvalidArgument, "window: expected"),
-        ({"window": (1, 2, 3)}, fa3.InvalidArgument, "window: expected"),
-        ({"window": "ab"}, TypeError, r"window\[0\]: expected an integer, got 'a'"),
-        ({"window": (2**70, 0)}, fa3.InvalidArgument, r"window\[0\]: .* 64 bits"),
-        ({"softcap": "x"}, TypeError, "softcap: expected a number"),
-        ({"causal": "no"}, TypeError, "causal: expected True or False"),
-        ({"num_threads": 1.5}, TypeError, "num_threads: expected an integer, got 1.5"),
-        ({"attention_chunk": -1}, fa3.InvalidArgument, "attention_chunk: expected 0"),
-        ({"attention_chunk": "x"}, TypeError, "attention_chunk: expected an integer, got 'x'"),
-        ({"batch_invariant": "no"}, TypeError, "batch_invariant: expected True or False"),
-        ({"num_threads": 2**70}, fa3.InvalidArgument, "num_threads: .* 64 bits"),
-        ({"k": lambda k: k.detach().numpy()}, TypeError, "k: expected a torch.Tensor"),
-        ({"k": lambda k: (1, 2)}, TypeError, "k: expected a torch.Tensor"),
-        ({"v": lambda v: None}, TypeError, "v: expected a torch.Tensor"),
-        ({"sink": [0.0] * 6}, TypeError, "sink: expected a torch.Tensor"),
-        ({"sink": torch.zeros(6).double()}, fa3.InvalidArgument, "sink: .*float32, got float64"),
-        ({"cu_seqlens_q": [0, 4]}, TypeError, "cu_seqlens_q: expected a torch.Tensor"),
-        ({"seqused_k": torch.tensor([1, 2])}, fa3.InvalidArgument, "seqused_k: .*int32, got int64"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-@pytest.mark.parametrize("wants_gradient", [False, True])
-def test_wrong_calls_raise_the_sentence_of_the_library(change, error, words, wants_gradient):
-    x = inputs_for("gqa", "float32")
-    leaves, _, _ = to_torch(x, "float32", "cpu")
-    arguments = dict(zip("qkv", leaves, strict=True))
-    for name, value in change.items():
-        arguments[name] = value(arguments[name]) if callable(value) else value
-    if not wants_gradient:
-        tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
-        arguments |= {name: tensor.detach() for name, tensor in tensors.items()}
-    with pytest.raises(error, match=words):
-        fa3.attention(**arguments)
-
-
 def test_numpy_and_torch_give_the_same_bits():
     arrays = [a.astype(np.float32) for a in inputs_for("everything", "float32")[:3]]
     tensors = [torch.from_numpy(a) for a in arrays]
@@ -427,74 +382,6 @@ def test_a_lazily_negated_view_is_no_output(qkv):
         fa3.attention(q, k, v, out=negated(torch.empty_like(q)))
 
 
-def nested(layout):
-    return torch.nested.nested_tensor([torch.randn(3, 2, 8), torch.randn(5, 2, 8)], layout=layout)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-def test_a_nested_tensor_is_refused_by_what_to_pass_instead(layout):
-    x, dense = nested(layout), torch.randn(2, 5, 2, 8)
-    for arguments, name in (((x, x, x), "q"), ((dense, x, x), "k"), ((dense, dense, x), "v")):
-        for attend in (fa3.attention, fa3.flex_attention):
-            with pytest.raises(
-                fa3.InvalidArgument, match=f"{name}: expected .* nested .*cu_seqlens"
-            ):
-                attend(*arguments)
-
-
-def test_what_a_nested_tensor_is_told_to_pass_works():
-    x = nested(torch.jagged)
-    cu = x.offsets().int()
-    out = fa3.attention(*[x.values()] * 3, cu_seqlens_q=cu, cu_seqlens_k=cu)
-    for part, whole in zip(out.split([3, 5]), x.unbind(), strict=True):
-        torch.testing.assert_close(part[None], fa3.attention(*[whole[None]] * 3))
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_a_sparse_tensor_is_refused(name):
-    tensors = {x: torch.randn(1, 4, 2, 8) for x in "qkv"}
-    tensors[name] = tensors[name].to_sparse()
-    with pytest.raises(fa3.InvalidArgument, match=f"{name}: expected .*to_dense"):
-        fa3.attention(**tensors)
-
-
-INT32 = {"dtype": torch.int32}
-WRONG = {
-    "scale": ({"scale": 0}, "scale: expected a finite number > 0"),
-    "negative scale": ({"scale": -1.0}, "scale: expected a finite number > 0"),
-    "softcap": ({"softcap": -1}, "softcap: expected 0"),
-    "window": ({"window": (-5, 0)}, "window.*expected"),
-    "chunk": ({"attention_chunk": -3}, "attention_chunk: expected 0"),
-    "length": ({"seqused_k": torch.tensor([9, 1], **INT32)}, "seqused_k: expected a length"),
-    "type of lengths": ({"seqused_k": torch.tensor([3, 1])}, "seqused_k: expected int32"),
-    "number of lengths": ({"seqused_k": torch.tensor([3], **INT32)}, "seqused_k: expected entries"),
-    "sink": ({"sink": torch.zeros(3)}, "sink: expected query heads"),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_float64_refuses_what_float32_does(wrong):
-    """Its attention is a textbook's, in torch's operators, which would compute something."""
-    options, sentence = WRONG[wrong]
-    for dtype in (torch.float32, torch.float64):
-        q, k, v = (torch.randn(2, n, h, 8, dtype=dtype) for n, h in ((3, 4), (5, 2), (5, 2)))
-        with pytest.raises(fa3.InvalidArgument, match=sentence):
-            fa3.attention(q, k, v, **options)
-
-
-def test_float64_refuses_shapes_that_do_not_fit():
-    q, k, v = (torch.randn(2, n, h, 8, dtype=torch.float64) for n, h in ((3, 4), (5, 2), (5, 2)))
-    for arguments, sentence in (
-        ((q, k, v[:, :3]), "v: expected seq = 5"),
-        ((q, k[:1], v[:1]), "k: expected batch = 2"),
-        ((q[:, :, :3], k, v), "q: expected a number of query heads"),
-        ((q, k[..., :4], v), "k: expected the head dim"),
-    ):
-        with pytest.raises(fa3.InvalidArgument, match=sentence):
-            fa3.attention(*arguments)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_batch_of_no_sequences_has_gradients(dtype):
     q, k, v = (torch.randn(0, n, 2, 8, dtype=dtype, requires_grad=True) for n in (3, 5, 5))
@@ -511,23 +398,3 @@ def test_packed_rows_of_no_sequence_have_gradients(dtype):
     none = torch.zeros(1, dtype=torch.int32)
     fa3.attention(q, k, v, cu_seqlens_q=none, cu_seqlens_k=none).sum().backward()
     assert all(torch.equal(x.grad, torch.zeros_like(x)) for x in (q, k, v))
-
-
-@pytest.mark.parametrize("name, instead", [("scale", "multiply q"), ("softcap", "flex_attention")])
-def test_a_number_that_learns_is_refused_where_its_gradient_would_be_lost(name, instead):
-    q = torch.ones(1, 4, 2, 8)
-    learned = torch.tensor(0.5, requires_grad=True)
-    with pytest.raises(fa3.Unsupported, match=f"^{name}: expected a number.*{instead}"):
-        fa3.attention(q, q, q, **{name: learned})
-    with pytest.raises(fa3.Unsupported, match=f"^{name}: expected a number"):
-        fa3.attention(torch._neg_view(q), q, q, **{name: learned})  # which goes another way
-    expected = fa3.attention(q, q, q, **{name: 0.5})
-    with torch.no_grad():
-        assert torch.equal(fa3.attention(q, q, q, **{name: learned}), expected)
-    assert torch.equal(fa3.attention(q, q, q, **{name: learned.detach()}), expected)
-
-
-def test_a_float8_that_is_not_taken_is_named():
-    q = torch.ones(1, 4, 2, 8).to(torch.float8_e4m3fnuz)
-    with pytest.raises(fa3.InvalidArgument, match="^q: expected .*, got float8_e4m3fnuz; convert"):
-        fa3.attention(q, q, q)
