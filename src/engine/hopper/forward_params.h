@@ -74,12 +74,6 @@ struct ScoreOperands {
   float inverse_scale;
 };
 
-// What a score function adds in a row: at a key of the tile, and more from key to key.
-struct alignas(16) AddedLine {
-  float at, step;
-  int key;
-};
-
 struct ForwardParams {
   // 5-D maps with dimensions {column, packed head, row, head, batch}; general kernels have clipped
   // maps of K and V (tensor_map.h).

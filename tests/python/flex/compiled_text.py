@@ -71,6 +71,26 @@ extern "C" void compute_by_runs(const fa3::cuda::ScoreCaptures* captures, const 
     results[i] = function.of(scores[i], places[0], places[1], places[2], places[3]);
   }
 }
+// By where load_clamped_run() finds the elements of a key and of one some keys before it.
+extern "C" void compute_by_clamped_runs(const fa3::cuda::ScoreCaptures* captures,
+                                        const float* scores, const int* places, float* results,
+                                        int count) {
+  for (int i = 0; i < count; ++i, places += 4) {
+    fa3::cuda::ScoreFunction function{*captures};
+    fa3::cuda::ClampedRun run{}, last{};
+    const int first = places[3] < 5 ? 0 : places[3] - 5, keys = places[3] - first;
+    function.clamped_run = &run;
+    function.of(scores[i], places[0], places[1], places[2], first);
+    function.clamped_run = &last;
+    function.of(scores[i], places[0], places[1], places[2], places[3]);
+    results[i] = NAN;
+    if (!run.goes_on(last, keys) && !run.stays(last)) continue;
+    const fa3::cuda::Run known{run.element, true};
+    function.column = run.goes_on(last, keys) ? keys : 0;
+    function.in_run = &known;
+    results[i] = function.of(scores[i], places[0], places[1], places[2], places[3]);
+  }
+}
 // The step of linear() or piecewise_linear().
 extern "C" void find_steps(const fa3::cuda::ScoreCaptures* captures, const float* scores,
                            const int* places, float* results, int count) {

@@ -26,6 +26,9 @@ def functions(device):
         "two lines": lambda s, b, h, q, k: s - slope[h] * (q - k).abs(),
         "distance": lambda s, b, h, q, k: s + table[h, q - k + KEYS - 1],
         "distances that are clamped": lambda s, b, h, q, k: s + short[h, q - k + 400],
+        "distances with bounds": lambda s, b, h, q, k: (
+            s + table[h, torch.clamp(q - k + 20, -130, 90) + 140]
+        ),
         "every second one": lambda s, b, h, q, k: s + strided[h, k // 2],
         "keys": lambda s, b, h, q, k: s + key[b, k],
         "keys of 16 bits": lambda s, b, h, q, k: s + narrow[b, k] * 0.5,
@@ -90,6 +93,36 @@ def test_what_is_added_over_many_keys(device, name):
         "distances": lambda s, b, h, q, k: s + many[h, q - k + keys - 1],
     }
     compare(given[name], inputs(device, rows, keys, 128, heads=2), causal=True)
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", ["from the first key", "to the first", "away", "near", "between"])
+def test_thousands_that_are_added_leave_scores_their_bits(device, name, dim, options):
+    """A product that begins with x / scale would lose three or four digits."""
+    rows, count = 200, 4200
+    slope = (2.0 ** -torch.arange(2.0)).to(device)
+    far = {
+        "from the first key": lambda s, b, h, q, k: s + slope[h] * k,
+        "to the first": lambda s, b, h, q, k: s - slope[h] * k + 5000,
+        "away": lambda s, b, h, q, k: s + 2 * (q + count - rows - k).abs(),
+        "near": lambda s, b, h, q, k: s - slope[h] * (q + 2000 - k).abs() + 6000,
+        "between": lambda s, b, h, q, k: s - 0.5 * (q - k + 700.5).abs() + 0.25 * k,
+    }
+    q, k, v = inputs(device, rows, count, dim, heads=2)
+    if device == "cuda":
+        q, k, v = (x.half() for x in (q, k, v))
+    out, lse = fa3.flex_attention(q, k, v, score_mod=far[name], return_lse=True, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", device_of_scores.SlowScores)
+        right, right_lse = fa3.flex_attention(
+            *(x.double() for x in (q, k, v)), score_mod=far[name], return_lse=True, **options
+        )
+    # An addition in float32 rounds thousands by 5e-4.
+    error = (out.double() - right).abs().max().item() / right.abs().max().item()
+    assert error < 1e-3
+    torch.testing.assert_close(lse.double(), right_lse.double(), rtol=0, atol=2e-3)
 
 
 @pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")

@@ -51,6 +51,12 @@ RUNS = {  # and their steps
     "of a row": (lambda s, b, h, q, k: s + table[q % 3, k], 1),
     "of a row's square": (lambda s, b, h, q, k: s + table[h, k + (q * q) % 7], 1),
 }
+CLAMPED_RUNS = {
+    "clamped": (lambda s, b, h, q, k: s + table[h, torch.clamp(q - k, -3, 9) + 3], -1),
+    "with a bound": (lambda s, b, h, q, k: s + table[h, 5 - torch.clamp(q - k, min=b)], 1),
+    "of the nearest": (lambda s, b, h, q, k: s + table[h, torch.minimum(k, q) - 2], 1),
+    "beyond the table": (lambda s, b, h, q, k: s + slopes[torch.clamp(k - 4, 0, 9)], 1),
+}
 DISTANCES = {  # and their steps from key to key
     "before": (lambda s, b, h, q, k: s + table[h, q - k + last], -1),
     "behind": (lambda s, b, h, q, k: s * 2 + slopes[h] * table[b, k - q - 3], 1),
@@ -69,7 +75,8 @@ NO_RUNS = {
     "two": lambda s, b, h, q, k: s + table[h, k] + slopes[k],
     "not the last": lambda s, b, h, q, k: s + table[k, q],
     "both": lambda s, b, h, q, k: s + table[k, k],
-    "clamped": lambda s, b, h, q, k: s + table[h, torch.clamp(q - k, -3, 3) + 3],
+    "turns back": lambda s, b, h, q, k: s + table[h, (q - k).abs()],
+    "two bounds of the key": lambda s, b, h, q, k: s + table[h, torch.minimum(k, 9 - k)],
     "each second time": lambda s, b, h, q, k: s + table[h, k // 2],
     "a step of its own": lambda s, b, h, q, k: s + table[h, k * h],
     "no key": lambda s, b, h, q, k: s + table[h, q],
@@ -80,7 +87,7 @@ def called(score_mod):
     """(what is added by a call at the return, how often a run is loaded)."""
     text = text_of(function_of(score_mod)[0])
     found = re.fullmatch(r"score \+ (?:(\w*)\(.*\)|\w+);\n", text.split("return ")[1])
-    return found and found[1], text.count("load_run<")
+    return found and found[1], len(re.findall("load(?:_clamped)?_run<", text))
 
 
 def steps_of(score_mod, where, folder):
@@ -124,16 +131,21 @@ def test_what_is_no_line_does_not_say_so(other):
     assert called(NO_LINES[other])[0] is None
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [*RUNS, *CLAMPED_RUNS])
 def test_a_run_has_what_the_function_loads(run, tmp_path):
-    score_mod, step = RUNS[run]
+    score_mod, step = (RUNS | CLAMPED_RUNS)[run]
+    call, program = (
+        ("load_run", "compute_by_runs")
+        if run in RUNS
+        else ("load_clamped_run", "compute_by_clamped_runs")
+    )
     assert called(score_mod) == (None, 1)
     check(score_mod, tmp_path)
     function, tensors = function_of(score_mod)
-    assert re.search(rf"load_run<\w+, \d, {step}>\(", text_of(function))
+    assert re.search(rf"{call}<\w+, \d, {step}>\(", text_of(function))
     where = places()
     given = function, tensors, functions.randn(len(where)).float(), where, tmp_path
-    by_runs, right = of_text(*given, "compute_by_runs"), of_text(*given)
+    by_runs, right = of_text(*given, program), of_text(*given)
     inside = by_runs.isfinite()
     assert inside.sum() > len(where) // 4
     torch.testing.assert_close(by_runs[inside], right[inside], rtol=0, atol=0)

@@ -28,10 +28,12 @@ class FoldingMaker(Maker):
 
 
 class Run(NamedTuple):
-    """A load whose last index changes by a constant step from key to key, the others not at all."""
+    """A load whose last index changes by a constant step from key to key, or stays where bounds
+    hold it, the others not at all."""
 
     load: int
     step: int
+    has_bounds: bool
 
 
 def added_to_score(graph, number):
@@ -62,8 +64,31 @@ def run_of(graph, added):
     *others, last = graph.nodes[asking[0]].arguments
     if any(KEY in leaves_of(graph, n) for n in others):
         return None
-    step = constant_step_of(graph, last, KEY)
-    return None if step is None else Run(asking[0], step)
+    step = step_within(graph, last)
+    has_bounds = constant_step_of(graph, last, KEY) is None
+    return None if step is None else Run(asking[0], step, has_bounds)
+
+
+def step_within(graph, number):
+    """The step by which this index changes from key to key where no bound holds it, if it is a
+    number; else None. It never turns back."""
+    step = constant_step_of(graph, number, KEY)
+    node = graph.nodes[number]
+    if step is not None or node.op not in (
+        "minimum",
+        "maximum",
+        "at_most",
+        "at_least",
+        "add",
+        "sub",
+    ):
+        return step
+    asking = [n for n in node.arguments if KEY in leaves_of(graph, n)]
+    if len(asking) != 1:
+        return None
+    inner = step_within(graph, asking[0])
+    turned = node.op == "sub" and asking[0] == node.arguments[1]
+    return -inner if turned and inner is not None else inner
 
 
 def distance_step_of(graph, indices):

@@ -138,7 +138,8 @@ def loads_run(function, run, longest):
     graph, node = function.graph, function.graph.nodes[run.load]
     *others, last = node.arguments
     places = ", ".join([name_of(graph, last), *indices(graph, others, longest)])
-    return f"load_run<{ELEMENTS[function.types[node.value]]}, {node.value}, {run.step}>({places})"
+    call = "load_clamped_run" if run.has_bounds else "load_run"
+    return f"{call}<{ELEMENTS[function.types[node.value]]}, {node.value}, {run.step}>({places})"
 
 
 def name_of(graph, number):

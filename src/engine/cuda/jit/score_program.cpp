@@ -79,6 +79,11 @@ int count_word(std::string_view text, std::string_view word) {
   return count;
 }
 
+bool stands_once(std::string_view text, std::string_view part) {
+  const size_t at = text.find(part);
+  return at != text.npos && text.find(part, at + 1) == text.npos;
+}
+
 Program program_of(const fa3_score_function& score, const std::string& functions,
                    const ScoreKernel& kernel) {
   return {.text = concat("#define FA3_SCORE_FUNCTION\n",
@@ -103,7 +108,7 @@ int tensor_of_scores(const fa3_score_function& score) {
 }
 
 AddedToScore added_to_score(const fa3_score_function& score) {
-  constexpr char kReturn[] = "return score + ", kLoadRun[] = "load_run<";
+  constexpr char kReturn[] = "return score + ";
   const std::string_view text = score.text;
   const size_t at = text.find(kReturn);
   if (at == text.npos || count_word(text, "return") != 1 || count_word(text, "score") != 1) {
@@ -116,9 +121,8 @@ AddedToScore added_to_score(const fa3_score_function& score) {
   const bool is_linear = is_call && added.starts_with("linear(");
   const bool is_piecewise_linear = is_call && added.starts_with("piecewise_linear(");
   if (!is_name && !is_linear && !is_piecewise_linear) return {};
-  const size_t run = text.find(kLoadRun);
-  const bool has_run = run != text.npos && text.find(kLoadRun, run + 1) == text.npos;
-  return {true, is_linear, is_piecewise_linear, has_run};
+  return {true, is_linear, is_piecewise_linear, stands_once(text, "load_run<"),
+          stands_once(text, "load_clamped_run<")};
 }
 
 std::string text_of(const char* type, std::span<const ConfigField> fields) {

@@ -194,6 +194,19 @@ struct Run {
   const void* first;  // of the first key
   bool is_inside;     // all are elements of the tensor, which lie beside each other
 };
+// Where load_clamped_run() finds the element of one key. What is at another one, `last`, tells of
+// those between, for indices never turn back: that they lie beside each other, or are one element.
+struct ClampedRun {
+  const char* element;
+  int step;  // to the next key's, in bytes; 0: elements do not lie beside each other
+
+  __device__ __forceinline__ bool goes_on(const ClampedRun& last, int keys) const {
+    return step != 0 && last.element - element == int64_t{step} * keys;
+  }
+  __device__ __forceinline__ bool stays(const ClampedRun& last) const {
+    return step != 0 && last.element == element;
+  }
+};
 
 // What a function's body sees: the captured tensors, and tanh.
 struct ScoreFunction {
@@ -201,17 +214,18 @@ struct ScoreFunction {
   // Not null: all tangents are those near zero, and this becomes the largest argument.
   float* reach = nullptr;
   Pair pair{};
-  float* step = nullptr;        // becomes that of a line
-  Run* run = nullptr;           // of load_run(): becomes where it is, and nothing is loaded,
-  const Run* in_run = nullptr;  // or where it was found to be,
-  int column = 0;               // and the key in it; of the last one where it is looked for
+  float* step = nullptr;              // becomes that of a line
+  Run* run = nullptr;                 // of load_run(): becomes where it is, and nothing is loaded,
+  const Run* in_run = nullptr;        // or where it was found to be,
+  int column = 0;                     // and the key in it; of the last one where it is looked for
+  ClampedRun* clamped_run = nullptr;  // of load_clamped_run(), likewise
 
   // x, which changes by a step from key to key.
   __device__ __forceinline__ float linear(float x, float its_step) const {
     if (step != nullptr) *step = its_step;
     return x;
   }
-  // The same up to some key, by another step behind it: two keys of one step have no other between.
+  // Two lines that meet: x changes by one step up to some key, by another behind it.
   __device__ __forceinline__ float piecewise_linear(float x, float its_step) const {
     return linear(x, its_step);
   }
@@ -270,6 +284,17 @@ struct ScoreFunction {
       return score::number_of(T{});
     }
     return load<T, Number>(others..., last);
+  }
+  // The same where bounds may hold the index, which then stays, and nothing turns it back.
+  template <class T, int Number, int Step, class... Indices>
+  __device__ __forceinline__ auto load_clamped_run(int last, Indices... others) const {
+    if (clamped_run == nullptr || in_run != nullptr) {
+      return load_run<T, Number, Step>(last, others...);
+    }
+    const bool is_beside = last >= 0 && captures.tensors[Number].stride[sizeof...(Indices)] == 1;
+    *clamped_run = {reinterpret_cast<const char*>(&element<T, Number>(others..., unsigned(last))),
+                    is_beside ? Step * int(sizeof(T)) : 0};
+    return score::number_of(T{});
   }
   static constexpr int kTileIndices = ScoreCaptures::kDims - 2;
 

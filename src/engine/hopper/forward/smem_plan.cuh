@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include "engine/cuda/mask/bit_mask.cuh"
-#include "engine/cuda/softmax/score_captures.h"
+#include "engine/cuda/softmax/added_lines.h"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/e4m3_scales.h"
 #include "engine/hopper/forward/producer/schedule/tile_scheduler.cuh"
@@ -70,7 +70,9 @@ struct NoCaptured {};
 // The lines of a tile's rows (consumer_score_added.cuh).
 template <ForwardConfig C>
 struct AddedLinesSmem {
-  AddedLine rows[C.block_m];
+  LinesOfRow rows[C.block_m];
+  float references[kAddedReferences][C.block_m];
+  KeySpan meet[C.block_m / kRowsPerWarp];  // where the two lines of some row of a warp do
 };
 struct NoAddedLines {};
 
@@ -82,7 +84,7 @@ struct SmemPlan {
   [[no_unique_address]] std::conditional_t<C.transposes_v, ValueRowsPipeline<C>, NoValueRows>
       value_rows;
   [[no_unique_address]] std::conditional_t<C.block_mask, MaskBitsSmem<C>, NoMaskBits> mask_bits;
-  [[no_unique_address]] std::conditional_t<kAddsLine, AddedLinesSmem<C>, NoAddedLines> added_lines;
+  [[no_unique_address]] std::conditional_t<kAddsLines, AddedLinesSmem<C>, NoAddedLines> added_lines;
   PipelineBarriers<C.q_stages> q_pipelines[C.consumers()];
   PipelineBarriers<C.kv_stages> kv_pipeline;
   PipelineBarriers<kWorkTileStages> work_tile_pipeline;

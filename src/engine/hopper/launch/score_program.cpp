@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/cuda/softmax/added_lines.h"
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/forward_params.h"
 
@@ -106,8 +107,13 @@ ForwardConfig with_captured_tiles(ForwardConfig c) {
   return c;
 }
 
-bool fits_lines(const ForwardConfig& c) {
-  return smem_bytes_beside(c, c.block_m * int(sizeof(AddedLine))) <= kMaxSmemBytes;
+ForwardConfig with_lines(ForwardConfig c, bool has_two) {
+  const int of_row =
+      int(has_two ? sizeof(AddedLines) : sizeof(AddedLine)) + kAddedReferences * int(sizeof(float));
+  const auto fits = [&] { return smem_bytes_beside(c, c.block_m * of_row) <= kMaxSmemBytes; };
+  if (!fits()) c.q_stages = 1;
+  while (!fits() && c.kv_stages > kFewestStages) --c.kv_stages;
+  return c;
 }
 
 std::string definition_of_tile(int captured) {
@@ -135,13 +141,11 @@ AheadOfScores by_tile(const fa3_score_function& score, const ForwardConfig& c, i
 AheadOfScores by_line_or_run(const cuda::AddedToScore& added, ForwardConfig c) {
   std::string definitions = "#define FA3_SCORE_ADDS\n";
   if (added.has_run) definitions += "#define FA3_SCORE_RUN\n";
-  if (added.is_linear && !fits_lines(c)) c.q_stages = 1;
-  if (added.is_linear && fits_lines(c)) {
-    definitions += "#define FA3_SCORE_LINEAR\n";
-  } else if (added.is_linear || added.is_piecewise_linear) {
-    definitions += "#define FA3_SCORE_PIECEWISE_LINEAR\n";
-  }
-  return {c, definitions};
+  if (added.has_clamped_run) definitions += "#define FA3_SCORE_CLAMPED_RUN\n";
+  if (added.is_linear) definitions += "#define FA3_SCORE_LINEAR\n";
+  if (added.is_piecewise_linear) definitions += "#define FA3_SCORE_PIECEWISE_LINEAR\n";
+  const bool has_lines = added.is_linear || added.is_piecewise_linear;
+  return {has_lines ? with_lines(c, added.is_piecewise_linear) : c, definitions};
 }
 
 AheadOfScores ahead_of_scores(const fa3_score_function& score, ForwardConfig c, int captured) {

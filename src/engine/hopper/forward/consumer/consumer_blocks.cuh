@@ -23,7 +23,8 @@ enum class Step {
 // all of it.
 template <ForwardConfig C>
 __device__ __forceinline__ void take_work_tile(ConsumerState<C>& c) {
-  const WorkTileOf<C>& work = c.smem.work_tiles[c.stages.wait_for_work_tile()];
+  const uint32_t stage = c.stages.wait_for_work_tile();
+  const WorkTileOf<C>& work = c.smem.work_tiles[stage];
   c.tile.start(work.num_blocks);
   if constexpr (C.always_splits()) {
     const int first_row = work.first_row + c.warpgroup * kRowsPerWarpgroup;
@@ -36,10 +37,11 @@ __device__ __forceinline__ void take_work_tile(ConsumerState<C>& c) {
   if constexpr (C.dropout) {
     c.dropout.set_tile(sequence_of<C>(work), work.queries.pack, c.first_row_of(work));
   }
-  if constexpr (kAddsLine) {
+  if constexpr (kAddsLines) {
     const int newest_key = (work.num_blocks - 1) * C.block_n;
     if (work.num_blocks > 0) {
-      c.score.take_lines(c.added_lines(), c.params, work, c.first_row_of(work), newest_key);
+      c.score.template find<C>(c.added_lines(), c.lines_meet(), c.added_references(stage), c.params,
+                               work, c.first_row_of(work), newest_key);
     }
   }
   if constexpr (C.e4m3) c.tile.take_longer_reference();

@@ -25,8 +25,8 @@ __device__ __forceinline__ void start_scores(ConsumerState<C>& c, ThreadTile<C>&
       c.score.template start_by_tile<C>(r.scores, tile, c.warp(), c.params, work, first_row,
                                         first_key);
       c.stages.release_captured();
-    } else if constexpr (kAddsLine) {
-      c.score.start_by_lines(r.scores, c.added_lines(), work, first_key);
+    } else if constexpr (kAddsLines) {
+      c.score.start(r.scores, c.added_lines(), c.lines_meet(), work, first_key);
     } else {
       c.score.start(r.scores, c.params, work, first_row, first_key);
     }

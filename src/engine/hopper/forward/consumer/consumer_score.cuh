@@ -8,7 +8,7 @@
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
 #ifdef FA3_SCORE_FUNCTION
-#include "engine/hopper/forward/consumer/consumer_score_added.cuh"
+#include "engine/hopper/forward/consumer/consumer_score_lines.cuh"
 #endif
 
 namespace fa3::hopper {
@@ -16,13 +16,13 @@ namespace fa3::hopper {
 #ifdef FA3_SCORE_FUNCTION
 template <ForwardConfig C>
 struct ScoreHook {
-  using Type =
-      std::conditional_t<kAddsToScore,
-                         ScoreOf16BitP<AddedScore, C.block_n, consumer_tuning(C).headroom_log2>,
-                         ScoreOf16BitP<FunctionScore, C.block_n>>;
+  using Added = std::conditional_t<kAddsLines, ScoreWithLines, AddedScore>;
+  using Type = std::conditional_t<kAddsToScore,
+                                  ScoreOf16BitP<Added, C.block_n, consumer_tuning(C).headroom_log2>,
+                                  ScoreOf16BitP<FunctionScore, C.block_n>>;
 
   static __device__ __forceinline__ Type make(const ForwardParams& params) {
-    return Type{std::conditional_t<kAddsToScore, AddedScore, FunctionScore>(params)};
+    return Type{std::conditional_t<kAddsToScore, Added, FunctionScore>(params)};
   }
 };
 #else

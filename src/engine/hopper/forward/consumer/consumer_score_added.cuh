@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of functions that add to the score and know nothing of it. Next:
-// consumer_score.cuh.
+// consumer_score_lines.cuh.
 #pragma once
 
 #include "engine/hopper/forward/consumer/consumer_score_function.cuh"
@@ -31,46 +31,14 @@ struct AddedScore : ScaledScore {
   __device__ __forceinline__ void start(float (&products)[Count], const ForwardParams& params,
                                         const Work& work, int first_row, int first_key) const {
     const ScorePlace place = place_of_scores(params, work, first_row, first_key);
-    if constexpr (kAddsTwoLines) {
-      if (start_by_two_lines(products, place)) return;
-    }
     if constexpr (kLoadsRun) {
       if (start_by_run(products, place)) return;
     }
+    if constexpr (kLoadsClampedRun) {
+      if (start_by_clamped_run(products, place)) return;
+    }
 #pragma unroll
     for (int i = 0; i < Count; ++i) products[i] = added(function, place, i);
-  }
-  // By lines that hold for all of a tile. lines: of the warp's rows, in shared memory, for want of
-  // registers.
-  template <class Work>
-  __device__ __forceinline__ void take_lines(AddedLine* lines, const ForwardParams& params,
-                                             const Work& work, int first_row, int first_key) const {
-    const ScorePlace place = place_of_scores(params, work, first_row, first_key);
-    const int lane = int(thread_in_block() % kWarpSize);
-    __syncwarp();                  // those of the tile before have been read
-    if (lane % kQuadLanes == 0) {  // whose first key is the block's
-      for (int r = 0; r < kRowsPerThread; ++r) {
-        const Line line = line_at(place, kFirstElement[r]);
-        lines[lane / kQuadLanes + r * kRowDistance] = {line.at, line.step,
-                                                       key_in_tile(work, first_key)};
-      }
-    }
-    __syncwarp();
-  }
-  template <int Count, class Work>
-  __device__ __forceinline__ static void start_by_lines(float (&products)[Count],
-                                                        const AddedLine* lines, const Work& work,
-                                                        int first_key) {
-    const int lane = int(thread_in_block() % kWarpSize);
-    const int key = key_in_tile(work, first_key) + fragment_lane_column(lane);
-    const auto line_of = [&](int r) -> Line {
-      const AddedLine line = lines[lane / kQuadLanes + r * kRowDistance];
-      return {__fmaf_rn(float(key - line.key), line.step, line.at), line.step};
-    };
-    const Line line_0 = line_of(0), line_1 = line_of(1);
-    // Always so. Behind a branch the compiler keeps these instructions from those that pack P
-    // before them, for both of which registers do not last.
-    if (first_key >= 0) add_lines(products, line_0, line_1);
   }
   using ScaledScore::prepare;
   // To products that began with nothing.
@@ -84,41 +52,6 @@ struct AddedScore : ScaledScore {
   }
 
  private:
-  // What is added in a row: at the thread's first key of a block, and more from key to key.
-  struct Line {
-    float at, step;
-  };
-
-  __device__ __forceinline__ Line line_at(const ScorePlace& place, int i) const {
-    Line line;
-    ScoreFunction f = function;
-    f.step = &line.step;
-    line.at = added(f, place, i);
-    line.step *= inverse_scale;
-    return line;
-  }
-  template <int Count>
-  __device__ __forceinline__ static void add_lines(float (&products)[Count], const Line& line_0,
-                                                   const Line& line_1) {
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      const Line& line = fragment_row_index(i) == 0 ? line_0 : line_1;
-      products[i] = __fmaf_rn(float(fragment_column(i)), line.step, line.at);
-    }
-  }
-
-  // If both rows of all of the warp's threads have one line each in this block.
-  template <int Count>
-  __device__ __forceinline__ bool start_by_two_lines(float (&products)[Count],
-                                                     const ScorePlace& place) const {
-    const Line line_0 = line_at(place, kFirstElement[0]), line_1 = line_at(place, kFirstElement[1]);
-    const bool is_line = line_at(place, Count - 1 - kFirstElement[1]).step == line_0.step &&
-                         line_at(place, Count - 1).step == line_1.step;
-    if (!__all_sync(0xffffffff, is_line)) return false;
-    add_lines(products, line_0, line_1);
-    return true;
-  }
-
   // By one address a row, if all elements are inside.
   template <int Count>
   __device__ __forceinline__ bool start_by_run(float (&products)[Count],
@@ -132,14 +65,55 @@ struct AddedScore : ScaledScore {
       score_at(f, 0.0f, place, kFirstElement[r]);
     }
     if (!__all_sync(0xffffffff, run[0].is_inside && run[1].is_inside)) return false;
+    start_in(products, run, place);
+    return true;
+  }
+  // The same, or by one element a row, if that is all of a block's.
+  template <int Count>
+  __device__ __forceinline__ bool start_by_clamped_run(float (&products)[Count],
+                                                       const ScorePlace& place) const {
+    const ClampedRun run[kRowsPerThread] = {clamped_run_at(place, kFirstElement[0]),
+                                            clamped_run_at(place, kFirstElement[1])};
+    const ClampedRun last[kRowsPerThread] = {clamped_run_at(place, Count - 1 - kFirstElement[1]),
+                                             clamped_run_at(place, Count - 1)};
+    constexpr int kKeys = fragment_column(Count - 1);
+    const Run known[kRowsPerThread] = {{run[0].element, true}, {run[1].element, true}};
+    if (__all_sync(0xffffffff, run[0].goes_on(last[0], kKeys) && run[1].goes_on(last[1], kKeys))) {
+      start_in(products, known, place);
+      return true;
+    }
+    if (__all_sync(0xffffffff, run[0].stays(last[0]) && run[1].stays(last[1]))) {
+      const float of_row[kRowsPerThread] = {added_in(known[0], 0, place, kFirstElement[0]),
+                                            added_in(known[1], 0, place, kFirstElement[1])};
+#pragma unroll
+      for (int i = 0; i < Count; ++i) products[i] = of_row[fragment_row_index(i)];
+      return true;
+    }
+    return false;
+  }
+  __device__ __forceinline__ ClampedRun clamped_run_at(const ScorePlace& place, int i) const {
+    ClampedRun run;
+    ScoreFunction f = function;
+    f.clamped_run = &run;
+    score_at(f, 0.0f, place, i);
+    return run;
+  }
+
+  template <int Count>
+  __device__ __forceinline__ void start_in(float (&products)[Count],
+                                           const Run (&run)[kRowsPerThread],
+                                           const ScorePlace& place) const {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      ScoreFunction f = function;
-      f.in_run = &run[fragment_row_index(i)];
-      f.column = fragment_column(i);
-      products[i] = added(f, place, i);
+      products[i] = added_in(run[fragment_row_index(i)], fragment_column(i), place, i);
     }
-    return true;
+  }
+  __device__ __forceinline__ float added_in(const Run& run, int column, const ScorePlace& place,
+                                            int i) const {
+    ScoreFunction f = function;
+    f.in_run = &run;
+    f.column = column;
+    return added(f, place, i);
   }
 
   // -0 is what adds nothing.

@@ -33,6 +33,15 @@ __device__ __forceinline__ int key_in_tile(const Work& work, int first_key) {
     return first_key;
   }
 }
+// Of the sequence, where those keys begin.
+template <class Work>
+__device__ __forceinline__ int first_key_of(const Work& work) {
+  if constexpr (requires { work.place.blocks; }) {
+    return 0;
+  } else {
+    return work.first_key;
+  }
+}
 
 template <class Work>
 __device__ __forceinline__ ScorePlace place_of_scores(const ForwardParams& params, const Work& work,
@@ -40,8 +49,7 @@ __device__ __forceinline__ ScorePlace place_of_scores(const ForwardParams& param
   const int lane = int(thread_in_block() % kWarpSize);
   ScorePlace place;
   place.sequence = work.place.sequence_or(work.keys.batch);
-  place.key = key_in_tile(work, first_key) + fragment_lane_column(lane);
-  if constexpr (!requires { work.place.blocks; }) place.key += work.first_key;
+  place.key = first_key_of(work) + key_in_tile(work, first_key) + fragment_lane_column(lane);
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
     const int row = first_row + lane / kQuadLanes + r * kRowDistance;

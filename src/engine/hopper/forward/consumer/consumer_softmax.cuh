@@ -212,7 +212,9 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   const WorkTileOf<C>& work = c.work_tile();
   load_ahead(c, r, c.tile.first_key());
   recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
-  if constexpr (kLoadsTile || kAddsToScore) {  // products began with nothing, a tile is gone
+  if constexpr (kAddsLines) {  // products began with nothing
+    c.score.add(r.scores, c.added_lines(), work, c.tile.first_key());
+  } else if constexpr (kLoadsTile || kAddsToScore) {  // likewise, or a tile is gone
     c.score.prepare(r.scores, r, c.params, work, c.first_row_of(work), c.tile.first_key());
   } else {
     prepare_scores(c, r);

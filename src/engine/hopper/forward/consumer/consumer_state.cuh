@@ -70,9 +70,13 @@ struct ConsumerState {
   __device__ __forceinline__ int first_row_of(const WorkTileOf<C>& work) const {
     return work.first_row + int(warp()) * kRowsPerWarp;
   }
-  // The lines of the rows of this warp.
-  __device__ __forceinline__ AddedLine* added_lines() const {
+  __device__ __forceinline__ KeySpan& lines_meet() const { return smem.added_lines.meet[warp()]; }
+  // The lines of the rows of this warp, and what they are kept less, of a work tile.
+  __device__ __forceinline__ LinesOfRow* added_lines() const {
     return smem.added_lines.rows + warp() * kRowsPerWarp;
+  }
+  __device__ __forceinline__ float* added_references(uint32_t stage) const {
+    return smem.added_lines.references[stage % kAddedReferences] + warp() * kRowsPerWarp;
   }
   __device__ __forceinline__ uint32_t promoted_sum_address() const {
     return stages.at().promoted_sum(warp(), thread_in_block() % kWarpSize);

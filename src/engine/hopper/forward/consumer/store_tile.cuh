@@ -74,6 +74,17 @@ __device__ __forceinline__ void stage_rows(const ForwardParams& params,
   staged.send(params, queries, first_row);
 }
 
+// The LSE of what was added to the scores less a reference.
+template <ForwardConfig C>
+__device__ __forceinline__ RowState with_references(const ConsumerState<C>& c, uint32_t stage,
+                                                    RowState rows) {
+  const float* const references =
+      c.added_references(stage) + thread_in_block() % kWarpSize / kQuadLanes;
+  rows.ref[0] += references[0] * kLog2E;
+  rows.ref[1] += references[kRowDistance] * kLog2E;
+  return rows;
+}
+
 // Algorithm 2, line 20. The next tile's work tile is the current one by now. IsLast: that may be
 // the end of all tiles.
 template <bool IsLast, ForwardConfig C>
@@ -92,6 +103,8 @@ __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTil
       cuda::store_rows<C.element, C.general()>(c.params.output, work.queries, first_row, r.output,
                                                rows, values);
     }
+  } else if constexpr (kAddsLines) {
+    store_tile<C, IsLast>(c.params, work, first_row, r, with_references(c, stage, rows));
   } else {
     store_tile<C, IsLast>(c.params, work, first_row, r, rows);
   }

@@ -32,7 +32,7 @@ bool is_for_three_warpgroups(const Problem& p, const ForwardShape& shape) {
   const cuda::AddedToScore added = cuda::added_to_score(*p.score);
   if (p.score->num_tensors == 0 || added.is_linear) return true;
   const bool gains = shape.head_dim <= 64 || has_many_keys(p);
-  return gains && (added.is_piecewise_linear || added.has_run);
+  return gains && (added.is_piecewise_linear || added.has_run || added.has_clamped_run);
 }
 
 // Tiles of kernels of any GPU: 128 rows of heads that share keys.

@@ -40,6 +40,9 @@ TEST(ScoreText, SaysHowWhatItAddsChangesFromKeyToKey) {
   EXPECT_TRUE(added("return score + piecewise_linear(a, b);").is_piecewise_linear);
   EXPECT_FALSE(added("return score + piecewise_linear(a, b);").is_linear);
   EXPECT_TRUE(added("const float x = load_run<float, 0, 1>(kv_idx);\nreturn score + x;").has_run);
+  const auto clamped =
+      added("const float x = load_clamped_run<float, 0, 1>(kv_idx);\nreturn score + x;");
+  EXPECT_TRUE(clamped.has_clamped_run && !clamped.has_run);
   for (const char* text :
        {"return score + linear(a, b) + c;", "return score + linear(f(a), b);",
         "return score + linear(a, score);", "return 2 * score + linear(a, b);",

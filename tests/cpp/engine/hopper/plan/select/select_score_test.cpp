@@ -113,6 +113,7 @@ TEST_F(Scored, lines_and_runs_are_for_three_warpgroups_where_these_gain) {
     return select_score_kernel(p)->config.consumers();
   };
   constexpr char kLine[] = "return score + linear(a, b);", kRun[] = "load_run<; return score + x;",
+                 kClampedRun[] = "load_clamped_run<; return score + x;",
                  kTwoLines[] = "return score + piecewise_linear(a, b);",
                  kOther[] = "return score + x;", kNoLine[] = "return 2 * score + linear(a, b);";
   for (const int64_t keys : {1000, 20000}) {
@@ -122,6 +123,7 @@ TEST_F(Scored, lines_and_runs_are_for_three_warpgroups_where_these_gain) {
       EXPECT_EQ(warpgroups(kNoLine, head_dim, keys), 2);
       const int gaining = head_dim == 64 || keys == 20000 ? 3 : 2;
       EXPECT_EQ(warpgroups(kRun, head_dim, keys), gaining);
+      EXPECT_EQ(warpgroups(kClampedRun, head_dim, keys), gaining);
       EXPECT_EQ(warpgroups(kTwoLines, head_dim, keys), gaining);
     }
     EXPECT_EQ(warpgroups(kLine, 256, keys), 2);
