@@ -37,11 +37,6 @@ inline constexpr bool kLoadsRun = true;
 #else
 inline constexpr bool kLoadsRun = false;
 #endif
-#ifdef FA3_SCORE_CLAMPED_RUN  // or are one for many of them (load_clamped_run())
-inline constexpr bool kLoadsClampedRun = true;
-#else
-inline constexpr bool kLoadsClampedRun = false;
-#endif
 #ifdef FA3_SCORE_TILE_ONCE  // and heads do not share its tiles
 inline constexpr bool kReadsTileOnce = true;
 #else

@@ -194,6 +194,12 @@ struct Run {
   const void* first;  // of the first key
   bool is_inside;     // all are elements of the tensor, which lie beside each other
 };
+#ifdef FA3_SCORE_CLAMPED_RUN  // a text that adds to the score loads by load_clamped_run(), once
+inline constexpr bool kLoadsClampedRun = true;
+#else
+inline constexpr bool kLoadsClampedRun = false;
+#endif
+
 // Where load_clamped_run() finds the element of one key. What is at another one, `last`, tells of
 // those between, for indices never turn back: that they lie beside each other, or are one element.
 struct ClampedRun {

@@ -73,10 +73,12 @@ class KeyGradients {
     float dv[C.head_dim_v / 2] = {};
     if (work_.num_steps() > 0) {
       sum(dk, dv);
-    } else if (leave_as_tiles()) {
+    } else if (!C.stores_together() && leave_as_tiles()) {
       store_dv(dv);
     }
-    if (leave_as_tiles()) {
+    if constexpr (C.stores_together()) {
+      store_together(dk, dv);
+    } else if (leave_as_tiles()) {
       store_dk(dk);
     } else if (C.splits_steps && params_.order.step_splits > 1) {
       add(dk, dv);
@@ -101,6 +103,23 @@ class KeyGradients {
   __device__ __forceinline__ bool leave_as_tiles() const {
     if (C.splits_steps && params_.order.step_splits > 1) return false;
     return !C.wide || params_.zero != 0;
+  }
+
+  __device__ __forceinline__ void store_together(const float (&dk)[C.head_dim / 2],
+                                                 const float (&dv)[C.head_dim_v / 2]) {
+    static_assert(!C.persistent && !C.wide && !C.splits_steps);
+    keys_done(warpgroup_);
+    store_gradient<C.element, C.dk_tile()>(at_.q(warpgroup_), dk, work_.scale());
+    store_gradient<C.element, C.dv_tile()>(at_.d_o(warpgroup_), dv, value_scale<C>(params_));
+    ptx::fence_proxy_async();
+    sync_warpgroup();
+    if (!stores()) return;
+    const auto to = work_.gradients(first_key_);
+    copy_gradient<C.dk_tile(), C.general(), C.dk_tile().slab_bytes()>(
+        params_.dk_map, params_.columns, at_.q(warpgroup_), to);
+    copy_gradient<C.dv_tile(), C.general(), C.dv_tile().slab_bytes()>(
+        params_.dv_map, params_.columns_v, at_.d_o(warpgroup_), to);
+    finish_copies();
   }
 
   // dV goes to this warpgroup's rows of V, which no other reads; of a persistent CTA, whose next V
@@ -340,7 +359,7 @@ class KeyGradients {
     issue_dk(dk, ds);
     ptx::wgmma_commit_group();
     if (last_is_unseen) hand_over_zeros();
-    if (leave_as_tiles()) store_dv(dv);
+    if (!C.stores_together() && leave_as_tiles()) store_dv(dv);
     ptx::wgmma_wait_group<0>();
   }
 
