@@ -143,17 +143,28 @@ OF_PACKED_FA4_MASKS = {
     "test_varlen_mask_mod_vectorized": "the test skips GPUs other than SM100",
     "test_varlen_block_sparse_coarse_kv_requires_offsets": ITS_TILES,
 }
-PAGED = "test_score_mod_with_paged_kvcache", "test_score_mod_with_paged_kvcache_aux_tensors"
-SPLIT_OR_COARSE = (
+# Split keys, tiles larger than a kernel's, rows of tiles that see nothing, and pages.
+ASKED_OF_MASKS = (
+    *("test_block_sparse_splitkv_matches_unsplit", "test_persistent_blocksparse_empty_tiles"),
+    *("test_sm100_block_sparse_coarse_blocks", "test_block_sparse_splitkv_oversplit_sparse_blocks"),
+    "test_sm100_block_sparse_coarse_kv_masks_tail_subtiles",
+)
+ASKED_OF_PACKED_MASKS = (
     "test_varlen_block_sparse_splitkv_matches_unsplit",
     "test_varlen_block_sparse_coarse_kv_metadata_stride_repro",
 )
+ASKED_OF_SCORES = (
+    "test_score_mod_with_paged_kvcache",
+    "test_score_mod_with_paged_kvcache_aux_tensors",
+)
 SUITES = {
-    "cute/test_mask_mod.py": Suite(names_of_fa4, skips_nothing, {}, OF_FA4_MASKS),
+    "cute/test_mask_mod.py": Suite(names_of_fa4, skips_nothing, {}, OF_FA4_MASKS, ASKED_OF_MASKS),
     "cute/test_mask_mod_varlen.py": Suite(
-        names_of_fa4, skips_of_packed_fa4_masks, {}, OF_PACKED_FA4_MASKS, SPLIT_OR_COARSE
+        names_of_fa4, skips_of_packed_fa4_masks, {}, OF_PACKED_FA4_MASKS, ASKED_OF_PACKED_MASKS
     ),
-    "cute/test_score_mod.py": Suite(names_of_fa4, skips_of_fa4_scores, {}, OF_FA4_SCORES, PAGED),
+    "cute/test_score_mod.py": Suite(
+        names_of_fa4, skips_of_fa4_scores, {}, OF_FA4_SCORES, ASKED_OF_SCORES
+    ),
     "cute/test_score_mod_varlen.py": Suite(names_of_fa4, skips_of_packed_fa4_scores, {}, {}),
     "cute/test_block_sparsity.py": Suite(names_of_fa4, skips_nothing, {}, {}),
     "hopper/test_flash_attn.py": Suite(
