@@ -88,3 +88,25 @@ def lengths_of(rows):
     return {
         "cu_seqlens_q": STARTS, "cu_seqlens_k": None, "max_seqlen_q": rows, "max_seqlen_k": 0,
     }  # fmt: skip
+
+
+@SIDES
+@pytest.mark.parametrize("slope", [1.0, 0.5])
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+def test_kernels_take_one_packed_side(packed, slope, device):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    leaves, lengths = tensors_of(packed)
+    table = randn(3, HEADS, ROWS, ROWS, seed=5).to(dtype)
+    wide = [x.detach().repeat_interleave(4, -1).to(dtype) for x in leaves]  # of 32 columns
+
+    def computed(on, kind):
+        captured, own = table.to(on, kind), [x.to(on, kind).requires_grad_() for x in wide]
+        options = {n: x.to(on) if isinstance(x, torch.Tensor) else x for n, x in lengths.items()}
+        out = fa3.flex_attention(
+            *own, score_mod=lambda s, b, h, i, j: s * slope + captured[b, h, i, j], **options
+        )
+        return out, *torch.autograd.grad(out.double().sin().sum(), own)
+
+    error = 2e-2 if device == "cuda" else 1e-5
+    for mine, right in zip(computed(device, dtype), computed("cpu", torch.float64), strict=True):
+        assert (mine.cpu().double() - right).norm() <= error * right.norm()
