@@ -9,12 +9,12 @@
     FA3_ENGINE=ampere python3 tools/flash_attn_tests.py flash-attention/tests/test_flash_attn.py
     python3 tools/flash_attn_tests.py flash-attention/tests/cute/test_score_mod.py --cases 200
 
-SUITES is the table of files. Cases are those of the parametrized tests, but for what the tests skip
-and what fa3 has not; of the latter a few are tried, which must be refused. Several processes share
-the GPU, because most of a case's time goes into Python. A line for each test says how many cases
-passed, failed, and were refused (fa3 says Unsupported), and why. --lines FILE keeps a line of each
-case, and a later call with that file goes on from there. Exit status 1 if any failed or was
-refused. Needs einops, which the tests import.
+flash_attn_names/suites.py is the table of files. Cases are those of the parametrized tests, but for
+what the tests skip and what fa3 has not; of the latter a few are tried, which must be refused.
+Several processes share the GPU, because most of a case's time goes into Python. A line for each
+test says how many cases passed, failed, and were refused (fa3 says Unsupported), and why. --lines
+FILE keeps a line of each case, and a later call with that file goes on from there. Exit status 1 if
+any failed or was refused. Needs einops, which the tests import.
 """
 
 import argparse
@@ -26,153 +26,20 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from flash_attn_names.suites import SUITES, module, names_of_fa4
+
 MEMORY = 0.85  # of the GPU, for tensors of all processes together
 TRIED = 3  # cases of what fa3 has not
-
-
-class Suite(NamedTuple):
-    """A file of tests: what it imports, and which of its cases are of interest here."""
-
-    modules: Callable  # -> name -> module: ours under flash_attn's names
-    skips: Callable  # what the tests skip at once, of the cases of one name
-    # A parameter -> why fa3 refuses the cases that have it, and which of them it refuses.
-    lacks: dict[str, tuple[str, Callable]]
-    left_out: dict[str, str]  # a test -> why it cannot pass
-
-
-def names_of_fa3():
-    import fa3.compat.flash_attn_interface as ours
-
-    return {"flash_attn_interface": ours, "flash_attn": module("flash_attn")}
-
-
-def names_of_fa2():
-    import fa3.compat.bert_padding
-    import fa3.compat.flash_attn as ours
-
-    functions = {name: value for name, value in vars(ours).items() if name.startswith("flash_attn")}
-    return {
-        "flash_attn": module("flash_attn", **functions),
-        "flash_attn.flash_attn_interface": ours,
-        "flash_attn.bert_padding": fa3.compat.bert_padding,
-    }
-
-
-def skips_of_fa3(name, case):
-    if case.get("has_qv") and (case["d"] != 64 or "float8" in str(case["dtype"])):
-        return True
-    if name != "test_flash_attn_kvcache":
-        return False
-    page, new = case["page_size"], case["new_kv"]
-    return (
-        (page is not None and case["seqlen_k"] % page != 0)
-        or (case["seqlen_q"] > case["seqlen_k"] and new)
-        or (not new and case["rotary_fraction"] > 0)
-    )
-
-
-def skips_of_fa2(name, case):
-    if case.get("softcap") and case["dropout_p"]:
-        return True
-    if name != "test_flash_attn_kvcache":
-        return False
-    paged, new = case["paged_kv_block_size"] is not None, case["new_kv"]
-    return (
-        (paged and (case["has_batch_idx"] or case["has_leftpad"]))
-        or (case["seqlen_q"] > case["seqlen_k"] and new)
-        or (not new and case["rotary_fraction"] > 0)
-    )
-
-
-def names_of_fa4():
-    import flash_attn_4_names
-
-    return flash_attn_4_names.modules()
-
-
-def skips_nothing(name, case):
-    return False
-
-
-def skips_of_fa4_scores(name, case):
-    return case.get("dim") == 64 and "backward" in name  # on Hopper
-
-
-QV = {"has_qv": ("fa3 has no kernel whose scores are q.k + qv.v", lambda case: True)}
-ALIBI = {
-    "alibi": (
-        "fa3 has no ALiBi beside dropout",
-        lambda case: str(case.get("dropout_p", "0.0")) != "0.0",
-    )
-}
-INTERNALS = "calls parts of FlashAttention-4 that have no counterpart"
-ITS_TILES = "asks for FlashAttention-4's tile sizes, errors or caches of compiled kernels"
-OF_FA4_MASKS = {
-    **dict.fromkeys(
-        (
-            *("test_dq_write_order_static_masks", "test_dq_write_order_parameterized_masks"),
-            *("test_dq_write_order_document_mask", "test_compact_block_sparse_indices"),
-            "test_block_sparse_bwd_normalize_accepts_odd_kv_subtile_for_1cta",
-            "test_sm100_block_sparse_bwd_kv_subtile_selects_cta_policy",
-            "test_sm100_block_sparse_bwd_kv_subtile_rejects_non_multiple",
-            "test_sm100_block_sparse_sink_all_masked",
-        ),
-        INTERNALS,
-    ),
-    **dict.fromkeys(
-        (
-            "test_sm90_block_sparse_bwd_mismatched_q_block_granularity_error_message",
-            "test_sm90_block_sparse_infers_block_size",
-            "test_gqa_block_sparse_broadcast_pattern_recompilation",
-        ),
-        ITS_TILES,
-    ),
-    "test_cute_mask_mod_vectorized": "the test skips GPUs other than SM100",
-    "test_gqa_expand_stride_zero_bug": "K and V that are expanded along the heads, which fa3's "
-    "kernels refuse: grouped heads need no expansion",
-}
-OF_FA4_SCORES = {
-    "test_sm90_block_sparse_score_mod_backward_with_dq_swapab": ITS_TILES,
-    "test_cute_vs_flex_attention_backward_pack_gqa": "the test expects FlashAttention-4 to fail",
-}
-OF_FA4_LISTS = dict.fromkeys(
-    ("test_varlen", "test_varlen_parameterized_masks", "test_varlen_matches_fixed_length"),
-    "asks for the layout that FlashAttention-4 gives the lists of packed sequences",
-)
-SUITES = {
-    "cute/test_mask_mod.py": Suite(names_of_fa4, skips_nothing, {}, OF_FA4_MASKS),
-    "cute/test_score_mod.py": Suite(names_of_fa4, skips_of_fa4_scores, {}, OF_FA4_SCORES),
-    "cute/test_block_sparsity.py": Suite(names_of_fa4, skips_nothing, {}, OF_FA4_LISTS),
-    "hopper/test_flash_attn.py": Suite(
-        names_of_fa3,
-        skips_of_fa3,
-        QV,
-        {"test_flash_attn_race_condition": "each process fills 70 GB"},
-    ),
-    "hopper/test_flash_attn_bwd_determinism.py": Suite(names_of_fa3, skips_of_fa3, QV, {}),
-    "tests/test_flash_attn.py": Suite(
-        names_of_fa2,
-        skips_of_fa2,
-        ALIBI,
-        {
-            "test_flash_attn_varlen_paged_kv_num_splits": "asks that num_splits=2 is refused, "
-            "which fa3 takes",
-            "test_flash_attn_kvcache_paged_block_table_bounds": "asks for an error that takes "
-            "reading lengths from the GPU; no call of fa3 waits for them",
-            "test_flash_attn_generator_arg_must_be_none": "calls the compiled module",
-        },
-    ),
-}
 
 
 class Skipped(Exception):
@@ -204,6 +71,9 @@ def stand_ins():
     def skip(reason=""):
         raise Skipped(reason)
 
+    def xfail(reason=""):
+        """Of FlashAttention's kernels: fa3's are asked all the same."""
+
     def nothing(*_, **__):
         raise NotImplementedError("a check of operators, which is off")
 
@@ -214,19 +84,13 @@ def stand_ins():
 
     mark = types.SimpleNamespace(parametrize=parametrize, skipif=skipif)
     return {
-        "pytest": module("pytest", mark=mark, skip=skip, xfail=skip, fixture=fixture),
+        "pytest": module("pytest", mark=mark, skip=skip, xfail=xfail, fixture=fixture),
         "flash_attn.layers": module("flash_attn.layers"),
         "flash_attn.layers.rotary": module("flash_attn.layers.rotary", apply_rotary_emb=rotate),
         "torch.testing._internal.optests.generate_tests": module(
             "generate_tests", **dict.fromkeys(checks, nothing)
         ),
     }
-
-
-def module(name, **names):
-    made = types.ModuleType(name)
-    made.__dict__.update(names)
-    return made
 
 
 def rotate(x, cos, sin, seqlen_offsets=0, interleaved=False):
@@ -250,9 +114,10 @@ def suite_of(options):
 
 
 def why_left_out(test, name, suite):
-    """None, or why a test is not run. Tests of -2 and -3 that skip themselves run all the same."""
-    skips = getattr(test, "skips", None) if suite.modules is names_of_fa4 else None
-    return suite.left_out.get(name, skips)
+    """None, or why a test is not run. Tests of -2 and -3 that skip themselves run all the same, and
+    those of -4 that ask for what fa3 has on this GPU."""
+    takes_skips = suite.modules is names_of_fa4 and name not in suite.asked
+    return suite.left_out.get(name, getattr(test, "skips", None) if takes_skips else None)
 
 
 def load(options):
@@ -278,8 +143,15 @@ def cases_of(test, longest):
     """Every combination of the test's parameters, if its lengths are of interest here."""
     for axes in itertools.product(*getattr(test, "axes", ())):
         case = functools.reduce(lambda a, b: a | b, axes, {})
-        if max((n for key, n in case.items() if key.startswith("seqlen")), default=0) <= longest:
+        if longest_of([x for key, x in case.items() if key.startswith("seqlen")]) <= longest:
             yield case
+
+
+def longest_of(lengths):
+    """The largest of numbers, and of lists of them."""
+    if isinstance(lengths, (list, tuple)):
+        return max(map(longest_of, lengths), default=0)
+    return lengths
 
 
 class Sample(NamedTuple):
@@ -351,7 +223,8 @@ def work(options):
 
 
 def text_of(case):
-    return {key: str(value) for key, value in case.items()}
+    """Functions without their addresses, which each process has others of."""
+    return {key: re.sub(" at 0x[0-9a-f]+", "", str(value)) for key, value in case.items()}
 
 
 def key_of(name, case):

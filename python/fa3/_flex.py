@@ -65,7 +65,7 @@ def flex_attention(
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys around the diagonal; None or -1 is unbounded.
         scale: factor of q.k; None is d ** -0.5.
-        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequences.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequences, of one side or both.
         seqused_q, seqused_k: (batch,) int32: only the first rows of each sequence count.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens, needed on a GPU.
         page_table, batch_index, left_padding, num_splits, k_descale, v_descale: keys and values in

@@ -174,8 +174,6 @@ def check_shapes(q, k, v, lengths):
             raise InvalidArgument(
                 f"{name}: expected {q.dtype} on {q.device} as q, got {x.dtype} on {x.device}"
             )
-    if cu_seqlens_q is None and cu_seqlens_k is not None:
-        raise InvalidArgument("cu_seqlens_k: expected cu_seqlens_q too")
     if cu_seqlens_k is not None and caches.has_places(lengths):
         raise InvalidArgument("cu_seqlens_k: expected seqused_k for keys in a cache")
     if k.dtype != v.dtype:

@@ -66,8 +66,8 @@ def sequences_of(q, k, options):
         keys = rows_in_cache(k, len(queries), options)
     if len(queries) != len(keys):
         raise InvalidArgument(
-            f"cu_seqlens_k: expected {len(queries) + 1} entries as cu_seqlens_q, got"
-            f" {len(keys) + 1}"
+            f"cu_seqlens_k: expected {len(queries) + 1} entries, for q's {len(queries)} sequences,"
+            f" got {len(keys) + 1}"
         )
     return [Sequence(number, *rows) for number, rows in enumerate(zip(queries, keys, strict=True))]
 

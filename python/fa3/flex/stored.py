@@ -43,11 +43,16 @@ def one_to_one(graph, others, shape, q, k, lengths):
         op = graph.nodes[index].op
         if extent != spread.pop(op, 1):
             return False
-    rows = [x.shape[1] if cu is None else lengths[f"max_seqlen_{side}"] or x.shape[0]
-            for side, x in (("q", q), ("k", k))]  # fmt: skip
+    rows = [most_rows(side, x, lengths) for side, x in (("q", q), ("k", k))]
     is_whole = shape[-1] % WHOLE == 0
     return (
         is_whole
         and all(e >= r for e, r in zip(shape[-2:], rows, strict=True))
         and all(extent == 1 for extent in spread.values())
     )
+
+
+def most_rows(side, x, lengths):
+    """Of a sequence, as far as that is known."""
+    packed = lengths[f"cu_seqlens_{side}"] is not None
+    return lengths[f"max_seqlen_{side}"] or x.shape[0] if packed else x.shape[1]
