@@ -32,7 +32,8 @@ def compute_block_sparsity(
     use_fast_sampling=False, **lengths,
 ):  # fmt: skip
     sequences = Sequences(batch_size, seqlen_q, seqlen_k, **lengths)
-    seen = seen_by(sequences, mask_mod, num_heads, aux_tensors, aux_scalars, torch.device(device))
+    device = torch.empty(0, device=device).device  # "cuda" has no number, its tensors have
+    seen = seen_by(sequences, mask_mod, num_heads, aux_tensors, aux_scalars, device)
     spare = (0, -seqlen_k % tile_n, 0, -seqlen_q % tile_m)
     by_tile = torch.nn.functional.pad(seen, spare).unflatten(-1, (-1, tile_n))
     by_tile = by_tile.unflatten(2, (-1, tile_m)).transpose(3, 4)
