@@ -38,16 +38,15 @@ struct alignas(8) AddedLines {
   int middle;  // where they meet, to half a key
 };
 
-// Of a kernel's score function.
+// The kernel's score function adds some, and what it has of a row.
 inline constexpr bool kAddsLines = kAddsLine || kAddsTwoLines;
 using LinesOfRow = std::conditional_t<kAddsTwoLines, AddedLines, AddedLine>;
-// Of a tile and of the one before it, whose LSEs are stored when the next one has its lines
-// already.
+// References are kept of two tiles: the LSEs of one are stored when the next one has its lines.
 inline constexpr int kAddedReferences = 2;
 
 // ---- Lines are found from what is added at the first and the last key of a row ----
 
-// Of the two, that where more is added. Its number is the reference.
+// The point where more is added. The number of a row's highest one is its reference.
 FA3_HD inline AddedPoint higher(const AddedPoint& a, const AddedPoint& b) {
   return b.number > a.number ? b : a;
 }

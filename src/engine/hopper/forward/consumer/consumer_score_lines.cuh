@@ -12,8 +12,8 @@ namespace fa3::hopper {
 struct ScoreWithLines : AddedScore {
   using AddedScore::AddedScore;
 
-  // Of the warp's rows, two lanes a row: of a row's first and of its last key. newest_key: of the
-  // tile, the first of the block that is visited first.
+  // Finds the lines of the warp's rows. A row has two lanes, one of its first key and one of its
+  // last. newest_key: the first one of the block that the tile visits first.
   template <ForwardConfig C, class Lines, class Work>
   __device__ __forceinline__ void find(Lines* lines, KeySpan& meet, float* references,
                                        const ForwardParams& params, const Work& work, int first_row,
