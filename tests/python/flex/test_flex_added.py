@@ -70,7 +70,7 @@ def inputs(device, rows, keys, dim, heads=HEADS):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_added_is_that_of_float64(device, name, dim, options):
     if dim == 256 and options:
-        pytest.skip("head dims beyond 128 have kernels without lines in shared memory: once")
+        pytest.skip("head dims beyond 128 have the same hooks: once")
     compare(functions(device)[name], inputs(device, ROWS, KEYS, dim), **options)
 
 
