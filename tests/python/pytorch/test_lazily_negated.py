@@ -3,6 +3,7 @@
 tensors that hold their numbers themselves, however such a view comes in, and whatever was decided
 for a call that is like it but for that."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -79,6 +80,53 @@ def given(monkeypatch):
 
         monkeypatch.setattr(attention.device, name, record)
     return found
+
+
+@pytest.fixture
+def qkv(device):
+    shapes = (2, ROWS, 6, 16), (2, ROWS, 2, 16), (2, ROWS, 2, 16)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return [torch.randn(*shape, generator=DRAW).to(device, dtype) for shape in shapes]
+
+
+def test_passes_and_merge_read_them_with_their_sign(qkv):
+    """Also the imaginary part of a conjugated tensor is such a view."""
+    q, k, v = qkv
+    assert torch.complex(q.float(), q.float()).conj().imag.is_neg()
+    out, lse = fa3.attention(q, k, v, return_lse=True)
+    arguments = {"do": out, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    for name, value in arguments.items():
+        lazy = fa3.attention_backward(**{**arguments, name: negated(value)})
+        computed = fa3.attention_backward(**{**arguments, name: -value})
+        assert all(map(torch.equal, lazy[:3], computed[:3])), name
+    o_partial, lse_partial = out.float()[None], lse[None]
+    for lazy, computed in (
+        (fa3.merge(negated(o_partial), lse_partial), fa3.merge(-o_partial, lse_partial)),
+        (fa3.merge(o_partial, negated(lse_partial)), fa3.merge(o_partial, -lse_partial)),
+    ):
+        assert all(map(torch.equal, lazy, computed))
+    sink = torch.ones(6, device=q.device)
+    for name in ("q", "k", "v"):
+        call = {"q": q, "k": k, "v": v, "sink": sink}
+        computed = fa3.attention(**{**call, name: -call[name]})
+        assert torch.equal(fa3.attention(**{**call, name: negated(call[name])}), computed)
+    assert torch.equal(
+        fa3.attention(q, k, v, sink=negated(sink)), fa3.attention(q, k, v, sink=-sink)
+    )
+
+
+def test_views_beside_numpy_arrays_are_read_with_their_sign():
+    q, k, v = Q, K, V
+    mixed = fa3.attention(q.numpy(), negated(k), v.numpy())
+    np.testing.assert_array_equal(mixed, fa3.attention(q, -k, v).numpy())
+    with pytest.raises(fa3.InvalidArgument, match="out: .*lazily negated view"):
+        fa3.attention(q.numpy(), k.numpy(), v.numpy(), out=negated(q))
+
+
+def test_such_a_view_is_no_output(qkv):
+    q, k, v = qkv
+    with pytest.raises(fa3.InvalidArgument, match="out: .*lazily negated view"):
+        fa3.attention(q, k, v, out=negated(torch.empty_like(q)))
 
 
 @pytest.mark.parametrize("lazily", [negated, conjugate])

@@ -337,51 +337,6 @@ def test_meta_tensors_give_the_shapes_of_the_results(qkv):
         fa3.plan(*meta)
 
 
-def negated(tensor):
-    """-tensor, as a view that torch has not computed yet."""
-    return torch._neg_view(tensor.detach())
-
-
-def test_lazily_negated_views_are_read_with_their_sign(qkv):
-    """Also the imaginary part of a conjugated tensor is such a view."""
-    q, k, v = (a.detach() for a in qkv)
-    assert torch.complex(q.float(), q.float()).conj().imag.is_neg()
-    out, lse = fa3.attention(q, k, v, return_lse=True)
-    arguments = {"do": out, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    for name, value in arguments.items():
-        lazy = fa3.attention_backward(**{**arguments, name: negated(value)})
-        computed = fa3.attention_backward(**{**arguments, name: -value})
-        assert all(map(torch.equal, lazy[:3], computed[:3])), name
-    o_partial, lse_partial = out.float()[None], lse[None]
-    for lazy, computed in (
-        (fa3.merge(negated(o_partial), lse_partial), fa3.merge(-o_partial, lse_partial)),
-        (fa3.merge(o_partial, negated(lse_partial)), fa3.merge(o_partial, -lse_partial)),
-    ):
-        assert all(map(torch.equal, lazy, computed))
-    sink = torch.ones(6, device=q.device)
-    for name in ("q", "k", "v"):
-        call = {"q": q, "k": k, "v": v, "sink": sink}
-        computed = fa3.attention(**{**call, name: -call[name]})
-        assert torch.equal(fa3.attention(**{**call, name: negated(call[name])}), computed)
-    assert torch.equal(
-        fa3.attention(q, k, v, sink=negated(sink)), fa3.attention(q, k, v, sink=-sink)
-    )
-
-
-def test_lazily_negated_views_beside_numpy_arrays_are_read_with_their_sign():
-    q, k, v = (torch.tensor(a, dtype=torch.float32) for a in inputs_for("gqa", "float32")[:3])
-    mixed = fa3.attention(q.numpy(), negated(k), v.numpy())
-    np.testing.assert_array_equal(mixed, fa3.attention(q, -k, v).numpy())
-    with pytest.raises(fa3.InvalidArgument, match="out: .*lazily negated view"):
-        fa3.attention(q.numpy(), k.numpy(), v.numpy(), out=negated(q))
-
-
-def test_a_lazily_negated_view_is_no_output(qkv):
-    q, k, v = (a.detach() for a in qkv)
-    with pytest.raises(fa3.InvalidArgument, match="out: .*lazily negated view"):
-        fa3.attention(q, k, v, out=negated(torch.empty_like(q)))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_batch_of_no_sequences_has_gradients(dtype):
     q, k, v = (torch.randn(0, n, 2, 8, dtype=dtype, requires_grad=True) for n in (3, 5, 5))
