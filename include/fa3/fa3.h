@@ -162,7 +162,8 @@ enum {
  * changes by one step, behind it by another. And such a text may load, once, by
  * `load_run<T, n, 1>(index, i, ...)`, which is `load<T, n>(i, ..., index)` where the index grows by
  * 1 (or another constant) from key to key and no index i depends on kv_idx: a table of relative
- * positions. `load_clamped_run` is the same where bounds may hold the index, which then stays.
+ * positions. `load_clamped_run` is the same where bounds may hold the index, which then stays; it
+ * is nowhere negative.
  *
  * The first call compiles it, in a second or two, by libnvrtc (which FA3_NVRTC or `compiler` name,
  * or the loader finds); later calls, and later processes of the same user, find the machine code

@@ -127,7 +127,7 @@ def modules():
     of_cute = cute.Namespace("flash_attn.cute", utils=utils)
     whole = cute.Namespace("flash_attn", cute=of_cute)
     parts = of_cute, interface, sparsity, cache, compute, utils, whole
-    # Of the tests' flex_attention: minutes, and a refusal of gradients on CPUs, which it has.
+    # The tests' flex_attention compiled takes minutes, and refuses gradients that it has on CPUs.
     torch.compile = lambda function, **_: function
     flex_attention._validate_device = lambda *_: None
     return cute.cutlass() | {part.__name__: part for part in parts}

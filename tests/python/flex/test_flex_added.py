@@ -20,6 +20,7 @@ keys = torch.randn(2, KEYS, generator=torch.Generator().manual_seed(2))
 def functions(device):
     slope, table, key = (x.to(device) for x in (slopes, distances, keys))
     narrow, short, strided = key.half(), table[:, :150], table[:, ::2]
+    around = table[:, :64]  # one key has its last element by a bound, another one from the end
     return {
         "line": lambda s, b, h, q, k: s + slope[h] * (k - q),
         "line of a head": lambda s, b, h, q, k: s - (q - k) * 0.03 * (h + 1),
@@ -28,6 +29,9 @@ def functions(device):
         "distances that are clamped": lambda s, b, h, q, k: s + short[h, q - k + 400],
         "distances with bounds": lambda s, b, h, q, k: (
             s + table[h, torch.clamp(q - k + 20, -130, 90) + 140]
+        ),
+        "bounds that count from the end": lambda s, b, h, q, k: (
+            s + around[h, torch.clamp(q - k, -32, 31)]
         ),
         "every second one": lambda s, b, h, q, k: s + strided[h, k // 2],
         "keys": lambda s, b, h, q, k: s + key[b, k],

@@ -53,8 +53,9 @@ RUNS = {  # and their steps
 }
 CLAMPED_RUNS = {
     "clamped": (lambda s, b, h, q, k: s + table[h, torch.clamp(q - k, -3, 9) + 3], -1),
-    "with a bound": (lambda s, b, h, q, k: s + table[h, 5 - torch.clamp(q - k, min=b)], 1),
-    "of the nearest": (lambda s, b, h, q, k: s + table[h, torch.minimum(k, q) - 2], 1),
+    "with a bound": (lambda s, b, h, q, k: s + table[h, torch.clamp(k - q, min=b)], 1),
+    "behind a bound": (lambda s, b, h, q, k: s + table[h, 5 - torch.clamp(q - k, -9, 5)], 1),
+    "of the nearest": (lambda s, b, h, q, k: s + table[h, torch.minimum(k, q)], 1),
     "beyond the table": (lambda s, b, h, q, k: s + slopes[torch.clamp(k - 4, 0, 9)], 1),
 }
 DISTANCES = {  # and their steps from key to key
@@ -76,6 +77,7 @@ NO_RUNS = {
     "not the last": lambda s, b, h, q, k: s + table[k, q],
     "both": lambda s, b, h, q, k: s + table[k, k],
     "turns back": lambda s, b, h, q, k: s + table[h, (q - k).abs()],
+    "from the end": lambda s, b, h, q, k: s + table[h, torch.clamp(q - k, -64, 63)],
     "two bounds of the key": lambda s, b, h, q, k: s + table[h, torch.minimum(k, 9 - k)],
     "each second time": lambda s, b, h, q, k: s + table[h, k // 2],
     "a step of its own": lambda s, b, h, q, k: s + table[h, k * h],

@@ -27,9 +27,12 @@ class FoldingMaker(Maker):
         return super().of(op, *arguments)
 
 
+HOLD_OR_SHIFT = {"minimum", "maximum", "at_most", "at_least", "add", "sub"}
+
+
 class Run(NamedTuple):
     """A load whose last index changes by a constant step from key to key, or stays where bounds
-    hold it, the others not at all."""
+    hold it, and then is never negative; the others do not change at all."""
 
     load: int
     step: int
@@ -52,7 +55,7 @@ def added_to_score(graph, number):
     return None if before is None else make.of(node.op, before, added)
 
 
-def run_of(graph, added):
+def run_of(graph, added, longest):
     """The Run of the one load that asks for the key, if there is one; else None."""
     asking = [
         n
@@ -64,9 +67,13 @@ def run_of(graph, added):
     *others, last = graph.nodes[asking[0]].arguments
     if any(KEY in leaves_of(graph, n) for n in others):
         return None
-    step = step_within(graph, last)
-    has_bounds = constant_step_of(graph, last, KEY) is None
-    return None if step is None else Run(asking[0], step, has_bounds)
+    step = constant_step_of(graph, last, KEY)
+    if step is not None:
+        return Run(asking[0], step, False)
+    # A negative index counts from the end, where one that bounds hold may be the same element.
+    least, _ = graph.bounds(last, longest)
+    step = step_within(graph, last) if least is not None and least >= 0 else None
+    return None if step is None else Run(asking[0], step, True)
 
 
 def step_within(graph, number):
@@ -74,14 +81,7 @@ def step_within(graph, number):
     number; else None. It never turns back."""
     step = constant_step_of(graph, number, KEY)
     node = graph.nodes[number]
-    if step is not None or node.op not in (
-        "minimum",
-        "maximum",
-        "at_most",
-        "at_least",
-        "add",
-        "sub",
-    ):
+    if step is not None or node.op not in HOLD_OR_SHIFT:
         return step
     asking = [n for n in node.arguments if KEY in leaves_of(graph, n)]
     if len(asking) != 1:

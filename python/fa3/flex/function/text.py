@@ -89,7 +89,7 @@ def body(function, longest, numbers, before=(), after=(), returns=None):
     graph, lines = function.graph, ["using namespace score;", *before]
     run = None
     if returns is not None:
-        result, numbers, run = returned(graph, returns, numbers)
+        result, numbers, run = returned(graph, returns, numbers, longest)
         after = [f"return {result};"]
     needed = graph.needed_for(*numbers)
     ahead = loaded_ahead(graph, needed, function.types)
@@ -116,7 +116,7 @@ def body(function, longest, numbers, before=(), after=(), returns=None):
     return "\n".join([*lines, *after, ""])
 
 
-def returned(graph, result, numbers):
+def returned(graph, result, numbers, longest):
     """(the expression of a function's result, the nodes that its body needs for these numbers, its
     Run). Where it adds to the score, and how that changes from key to key, is said there, for
     kernels that begin with it (src/engine/cuda/jit/score_program.h, definition_of_added())."""
@@ -126,7 +126,7 @@ def returned(graph, result, numbers):
     step = step_of(graph, added)
     needed = [added if number == result else number for number in numbers]
     if step is None or graph.nodes[step] == graph.nodes[graph.constant(0.0)]:
-        return f"score + {name_of(graph, added)}", needed, run_of(graph, added)
+        return f"score + {name_of(graph, added)}", needed, run_of(graph, added, longest)
     is_straight = KEY not in leaves_of(graph, step)
     kind = "linear" if is_straight else "piecewise_linear"
     line = f"{kind}({name_of(graph, added)}, {name_of(graph, step)})"

@@ -33,7 +33,7 @@ __device__ __forceinline__ int key_in_tile(const Work& work, int first_key) {
     return first_key;
   }
 }
-// Of the sequence, where those keys begin.
+// The key of the sequence where those keys begin.
 template <class Work>
 __device__ __forceinline__ int first_key_of(const Work& work) {
   if constexpr (requires { work.place.blocks; }) {
