@@ -38,8 +38,8 @@ WITH_SCORE_FUNCTION = (
     "src/engine/hopper/backward/scores/captured_tile.cuh",
     "src/engine/hopper/backward/scores/function_tile.cuh",
     "src/engine/hopper/decode/function_rows.cuh",
-    "src/engine/hopper/forward/consumer/consumer_score_added.cuh",
-    "src/engine/hopper/forward/consumer/consumer_score_function.cuh",
+    "src/engine/hopper/forward/consumer/score/added_score.cuh",
+    "src/engine/hopper/forward/consumer/score/function_score.cuh",
     "src/engine/hopper/forward/producer/load_captured.cuh",
 )
 # Compiled once for each instruction set, inside a namespace that its includer opens.

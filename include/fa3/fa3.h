@@ -159,7 +159,8 @@ enum {
  * adds to the score: kernels then begin their products with that, which costs the least. In place
  * of the name there may be `linear(name, step)`, where the number changes by `step` from key to
  * key, as ALiBi's does, or `piecewise_linear(name, step)`, where two lines meet: up to there it
- * changes by one step, behind it by another. And such a text may load, once, by
+ * changes by one step, behind it by another; or `key_term(name)`, where the number does not depend
+ * on q_idx: it is computed once for all queries of a tile. And such a text may load, once, by
  * `load_run<T, n, 1>(index, i, ...)`, which is `load<T, n>(i, ..., index)` where the index grows by
  * 1 (or another constant) from key to key and no index i depends on kv_idx: a table of relative
  * positions. `load_clamped_run` is the same where bounds may hold the index, which then stays; it

@@ -36,6 +36,9 @@ def functions(device):
         "every second one": lambda s, b, h, q, k: s + strided[h, k // 2],
         "keys": lambda s, b, h, q, k: s + key[b, k],
         "keys of 16 bits": lambda s, b, h, q, k: s + narrow[b, k] * 0.5,
+        "keys of a table, and a head's number": lambda s, b, h, q, k: (
+            s - strided[h, k // 2] + torch.sin(0.1 * k) * slope[h]
+        ),
         "a head's number": lambda s, b, h, q, k: s + slope[h],
         "infinite": lambda s, b, h, q, k: s + torch.log(torch.relu(key[b, k])),
     }
@@ -127,6 +130,39 @@ def test_thousands_that_are_added_leave_scores_their_bits(device, name, dim, opt
     error = (out.double() - right).abs().max().item() / right.abs().max().item()
     assert error < 1e-3
     torch.testing.assert_close(lse.double(), right_lse.double(), rtol=0, atol=2e-3)
+
+
+LARGE = {
+    "keys": lambda s, b, h, q, k, low: s + torch.where(k < 200, 0.0, low),
+    "distances": lambda s, b, h, q, k, low: s + torch.where((q - k).abs() < 70, 0.0, low),
+    "in place of the score": lambda s, b, h, q, k, low: torch.where((q - k).abs() < 70, s, low),
+}
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("low", [-1e4, -1e9, -1e12, -1e30])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", LARGE)
+def test_blocks_of_large_numbers_alone_leave_rows_right(device, name, dim, dtype, low):
+    """A row's first blocks have scores whose roundings are larger than other scores."""
+    batch, rows = (48, 512) if device == "cuda" else (1, 300)  # enough tiles for Hopper's engine
+    draw = torch.Generator().manual_seed(7)
+    q, k, v = (torch.randn(batch, rows, 2, dim, generator=draw).to(device, dtype) for _ in range(3))
+    given = LARGE[name]
+
+    def score_mod(s, b, h, q, k):
+        return given(s, b, h, q, k, low)
+
+    out, lse = fa3.flex_attention(q, k, v, score_mod=score_mod, return_lse=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", device_of_scores.SlowScores)
+        right, right_lse = fa3.flex_attention(
+            *(x[:2].double() for x in (q, k, v)), score_mod=score_mod, return_lse=True
+        )
+    atol = 2 * torch.finfo(dtype).eps * right.abs().max().item()
+    torch.testing.assert_close(out[:2].double(), right, rtol=0, atol=atol)
+    torch.testing.assert_close(lse[:2].double(), right_lse.double(), rtol=0, atol=1e-3)
 
 
 @pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")

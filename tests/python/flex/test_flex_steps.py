@@ -28,7 +28,7 @@ LINES = {
 TWO_LINES = {
     "alibi": lambda s, b, h, q, k: s - slopes[h] * (q - k).abs(),
     "and a line": lambda s, b, h, q, k: s + (q - 2 * k).abs() * 0.125 - k,
-    "of floats": lambda s, b, h, q, k: s - torch.abs(k * 0.5 - 3.3),
+    "of floats": lambda s, b, h, q, k: s - torch.abs(k * 0.5 - q - 3.3),
 }
 NO_LINES = {
     "of the score": lambda s, b, h, q, k: s * 2 + k,
@@ -43,11 +43,10 @@ NO_LINES = {
     "a load": lambda s, b, h, q, k: s + table[h, k],
 }
 RUNS = {  # and their steps
-    "keys": (lambda s, b, h, q, k: s + table[h, k], 1),
     "distance": (lambda s, b, h, q, k: s + table[h, q - k + last], -1),
     "other distance": (lambda s, b, h, q, k: s + table[b, k - q] * slopes[h], 1),
-    "every second": (lambda s, b, h, q, k: s - 0.5 * table[h, 2 * k - 3], 2),
-    "of 16 bits": (lambda s, b, h, q, k: s + table.half()[h, k], 1),
+    "every second": (lambda s, b, h, q, k: s - 0.5 * table[h, 2 * k - q], 2),
+    "of 16 bits": (lambda s, b, h, q, k: s + table.half()[h, k - q], 1),
     "of a row": (lambda s, b, h, q, k: s + table[q % 3, k], 1),
     "of a row's square": (lambda s, b, h, q, k: s + table[h, k + (q * q) % 7], 1),
 }
@@ -56,7 +55,16 @@ CLAMPED_RUNS = {
     "with a bound": (lambda s, b, h, q, k: s + table[h, torch.clamp(k - q, min=b)], 1),
     "behind a bound": (lambda s, b, h, q, k: s + table[h, 5 - torch.clamp(q - k, -9, 5)], 1),
     "of the nearest": (lambda s, b, h, q, k: s + table[h, torch.minimum(k, q)], 1),
-    "beyond the table": (lambda s, b, h, q, k: s + slopes[torch.clamp(k - 4, 0, 9)], 1),
+    "beyond the table": (lambda s, b, h, q, k: s + slopes[torch.clamp(k - q, 0, 9)], 1),
+}
+KEY_TERMS = {
+    "keys": lambda s, b, h, q, k: s + table[h, k],
+    "of 16 bits": lambda s, b, h, q, k: s - table.half()[b, k] * slopes[h],
+    "every second": lambda s, b, h, q, k: s + (0.5 * table[h, 2 * k - 3] - slopes[h]),
+    "of a head": lambda s, b, h, q, k: s + slopes[h],
+    "computed": lambda s, b, h, q, k: torch.sin(0.1 * k) + s,
+    "clamped": lambda s, b, h, q, k: s + slopes[torch.clamp(k - 4, 0, 3)],
+    "two lines": lambda s, b, h, q, k: s - torch.abs(k * 0.5 - 3.3),
 }
 DISTANCES = {  # and their steps from key to key
     "before": (lambda s, b, h, q, k: s + table[h, q - k + last], -1),
@@ -130,7 +138,28 @@ def test_two_keys_of_one_step_lie_on_one_line(line, tmp_path):
 
 @pytest.mark.parametrize("other", NO_LINES)
 def test_what_is_no_line_does_not_say_so(other):
-    assert called(NO_LINES[other])[0] is None
+    assert called(NO_LINES[other])[0] in (None, "key_term")
+
+
+@pytest.mark.parametrize("name", KEY_TERMS)
+def test_what_queries_have_alike_is_a_term_of_its_key(name, tmp_path):
+    """An operand of the tensor cores (src/engine/hopper/forward/key_term.h)."""
+    text = text_of(function_of(KEY_TERMS[name])[0])
+    assert re.search(r"\nreturn score \+ key_term\(x\d+\);\n$", text)
+    assert not re.search("load_of_key<|load_run<|load_clamped_run<", text)
+    check(KEY_TERMS[name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda s, b, h, q, k: s + table[h, k] * q,
+        lambda s, b, h, q, k: s * 2 + table[h, k],
+        lambda s, b, h, q, k: s + 0.5 * k,
+    ],
+)
+def test_what_is_no_term_of_a_key_does_not_say_so(other):
+    assert "key_term(" not in text_of(function_of(other)[0])
 
 
 @pytest.mark.parametrize("run", [*RUNS, *CLAMPED_RUNS])
@@ -160,12 +189,12 @@ def test_a_run_is_not_inside_where_an_index_is_clamped_or_counts_from_the_end(tm
     where = places()
     zeros = torch.zeros(len(where))
     for offset in (-3, 0):
-        function, tensors = function_of(lambda s, b, h, q, k, o=offset: s + row[k + o])
+        function, tensors = function_of(lambda s, b, h, q, k, o=offset: s + row[k + o] + 0.0 * q)
         found = of_text(function, tensors, zeros, where, tmp_path, "compute_by_runs")
         first, key = (where[:, 3] - 5).clamp(min=0) + offset, where[:, 3] + offset
         assert torch.equal(found.isfinite(), (first >= 0) & (key < 7))
     strided = functions.randn(HEADS, 4 * ROWS, dtype=torch.float32)[:, ::2]
-    function, tensors = function_of(lambda s, b, h, q, k: s + strided[h, k])
+    function, tensors = function_of(lambda s, b, h, q, k: s + strided[h, k] + 0.0 * q)
     assert of_text(function, tensors, zeros, where, tmp_path, "compute_by_runs").isnan().all()
 
 

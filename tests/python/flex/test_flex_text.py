@@ -93,7 +93,7 @@ def test_what_is_loaded_ahead_is_the_only_one_of_16_bits():
     tables = functions.randn(2, HEADS, ROWS, seed=1).half()
     one, other, wide = tables[0], tables[1], tables[1].float()
     texts = {
-        "one": lambda s, b, h, q, k: s + one[h, k] + wide[h, k],
+        "one": lambda s, b, h, q, k: s * one[h, k] + wide[h, k],
         "none": lambda s, b, h, q, k: s + wide[h, k] + tables[0, 0, 0].clone()[...],
         "two": lambda s, b, h, q, k: s + one[h, k] * other[h, q],
         "distance": lambda s, b, h, q, k: s + one[h, q - k],

@@ -5,12 +5,20 @@ One line a node, in order. What an operation is called there stands in operation
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from fa3.flex.function.graph import BATCH, BOOL, COTANGENT, HEAD, INT, KEY, QUERY, SCORE
 from fa3.flex.function.operations import OPERATIONS
-from fa3.flex.function.steps import added_to_score, distance_step_of, leaves_of, run_of, step_of
+from fa3.flex.function.steps import (
+    Run,
+    added_to_score,
+    distance_step_of,
+    leaves_of,
+    run_of,
+    step_of,
+)
 
 NAMES = {SCORE: "score", BATCH: "b", HEAD: "h", QUERY: "q_idx", KEY: "kv_idx"}
 NAMES |= {COTANGENT: "gradient"}
@@ -39,7 +47,7 @@ def text_of(function, longest=LONGEST):
 
     It depends on the tensors' types and ranks beside that.
     """
-    return body(function, longest, [function.result], returns=function.result)
+    return body(function, longest, returns=function.result)
 
 
 def slope_of(function, gradient, longest=LONGEST):
@@ -47,7 +55,7 @@ def slope_of(function, gradient, longest=LONGEST):
     if function.graph.nodes[gradient.score].op == COTANGENT:
         return None
     one = ["const float gradient = 1.0f;"]
-    return body(function, longest, [gradient.score], before=one, returns=gradient.score)
+    return body(function, longest, before=one, returns=gradient.score)
 
 
 def gradients_of(function, gradient, longest=LONGEST):
@@ -84,15 +92,15 @@ def added_gradient(graph, add, load, value, step, longest):
     return f"{add}<{number}>({', '.join([name_of(graph, value), *arguments])});"
 
 
-def body(function, longest, numbers, before=(), after=(), returns=None):
-    """Lines that compute these nodes."""
+def body(function, longest, numbers=(), before=(), after=(), returns=None):
+    """Lines that compute these nodes, or what is returned."""
     graph, lines = function.graph, ["using namespace score;", *before]
-    run = None
-    if returns is not None:
-        result, numbers, run = returned(graph, returns, numbers, longest)
-        after = [f"return {result};"]
-    needed = graph.needed_for(*numbers)
-    ahead = loaded_ahead(graph, needed, function.types)
+    end = None if returns is None else returned(graph, returns, longest)
+    if end is not None:
+        numbers, after = end.needed, [f"return {end.expression};"]
+    needed, run = graph.needed_for(*numbers), None if end is None else end.run
+    once = end is not None and end.is_key_term  # for all queries
+    ahead = None if once else loaded_ahead(graph, needed, function.types)
     if run is not None and ahead is not None:
         # What each query has of its own comes from memory, and is waited for.
         *others, _ = graph.nodes[ahead].arguments
@@ -116,21 +124,31 @@ def body(function, longest, numbers, before=(), after=(), returns=None):
     return "\n".join([*lines, *after, ""])
 
 
-def returned(graph, result, numbers, longest):
-    """(the expression of a function's result, the nodes that its body needs for these numbers, its
-    Run). Where it adds to the score, and how that changes from key to key, is said there, for
-    kernels that begin with it (src/engine/cuda/jit/score_program.h, definition_of_added())."""
+class Returned(NamedTuple):
+    """What a function's body ends with."""
+
+    expression: str
+    needed: list[int]  # the nodes that it names
+    run: Run | None = None
+    is_key_term: bool = False
+
+
+def returned(graph, result, longest):
+    """The Returned of a function's result. Where it adds to the score, and how that changes from
+    key to key, is said there, for kernels that begin with it (src/engine/cuda/jit/score_program.h,
+    AddedToScore)."""
     added = added_to_score(graph, result)
     if added is None:
-        return name_of(graph, result), numbers, None
-    step = step_of(graph, added)
-    needed = [added if number == result else number for number in numbers]
-    if step is None or graph.nodes[step] == graph.nodes[graph.constant(0.0)]:
-        return f"score + {name_of(graph, added)}", needed, run_of(graph, added, longest)
-    is_straight = KEY not in leaves_of(graph, step)
+        return Returned(name_of(graph, result), [result])
+    name, step = name_of(graph, added), step_of(graph, added)
+    is_line = step is not None and graph.nodes[step] != graph.nodes[graph.constant(0.0)]
+    is_straight = is_line and KEY not in leaves_of(graph, step)
+    if QUERY not in leaves_of(graph, added) and not is_straight:
+        return Returned(f"score + key_term({name})", [added], is_key_term=True)
+    if not is_line:
+        return Returned(f"score + {name}", [added], run_of(graph, added, longest))
     kind = "linear" if is_straight else "piecewise_linear"
-    line = f"{kind}({name_of(graph, added)}, {name_of(graph, step)})"
-    return f"score + {line}", [*needed, step], None
+    return Returned(f"score + {kind}({name}, {name_of(graph, step)})", [added, step])
 
 
 def loads_run(function, run, longest):

@@ -120,8 +120,13 @@ AddedToScore added_to_score(const fa3_score_function& score) {
   const bool is_call = added.find(')') == added.size() - 1;
   const bool is_linear = is_call && added.starts_with("linear(");
   const bool is_piecewise_linear = is_call && added.starts_with("piecewise_linear(");
-  if (!is_name && !is_linear && !is_piecewise_linear) return {};
-  return {true, is_linear, is_piecewise_linear, stands_once(text, "load_run<"),
+  const bool is_key_term = is_call && added.starts_with("key_term(");
+  if (!is_name && !is_linear && !is_piecewise_linear && !is_key_term) return {};
+  return {true,
+          is_linear,
+          is_piecewise_linear,
+          is_key_term,
+          stands_once(text, "load_run<"),
           stands_once(text, "load_clamped_run<")};
 }
 

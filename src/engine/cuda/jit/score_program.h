@@ -30,6 +30,7 @@ struct AddedToScore {
   bool is_all;               // that the function does; else nothing below holds
   bool is_linear;            // linear(...)
   bool is_piecewise_linear;  // piecewise_linear(...)
+  bool is_key_term;          // key_term(...)
   bool has_run;              // it loads by load_run(), once,
   bool has_clamped_run;      // or by load_clamped_run()
 };

@@ -4,7 +4,7 @@
 // row change by one number. So lines are kept less a reference, about the largest number that is
 // added: a product that begins with thousands would lose bits of the scores that weigh most. The
 // row's LSE has the reference again. Next:
-// hopper/forward/consumer/consumer_score_lines.cuh.
+// hopper/forward/consumer/score/lines_score.cuh.
 #pragma once
 
 #include <type_traits>

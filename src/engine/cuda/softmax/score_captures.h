@@ -37,6 +37,11 @@ inline constexpr bool kLoadsRun = true;
 #else
 inline constexpr bool kLoadsRun = false;
 #endif
+#ifdef FA3_SCORE_KEY_TERM  // what it adds is of a key, for all queries alike (key_term())
+inline constexpr bool kAddsKeyTerm = true;
+#else
+inline constexpr bool kAddsKeyTerm = false;
+#endif
 #ifdef FA3_SCORE_TILE_ONCE  // and heads do not share its tiles
 inline constexpr bool kReadsTileOnce = true;
 #else

@@ -207,10 +207,10 @@ struct ClampedRun {
   int step;  // to the next key's, in bytes; 0: elements do not lie beside each other
 
   __device__ __forceinline__ bool goes_on(const ClampedRun& last, int keys) const {
-    return step != 0 && last.element - element == int64_t{step} * keys;
+    return step != 0 && last.step != 0 && last.element - element == int64_t{step} * keys;
   }
   __device__ __forceinline__ bool stays(const ClampedRun& last) const {
-    return step != 0 && last.element == element;
+    return step != 0 && last.step != 0 && last.element == element;
   }
 };
 
@@ -235,6 +235,9 @@ struct ScoreFunction {
   __device__ __forceinline__ float piecewise_linear(float x, float its_step) const {
     return linear(x, its_step);
   }
+
+  // x, which knows nothing of q_idx.
+  __device__ __forceinline__ float key_term(float x) const { return x; }
 
   __device__ __forceinline__ float tangent(float x) const {
     if (reach == nullptr) return score::tangent_anywhere(x);

@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   using Scheduler = TileScheduler<C>;
   using Issuer = typename Scheduler::Issuer;
   using Kv = KvLoaderOf<C>;
+  using Helper = HelperOf<C>;
 
   // Uniform over the warp, and known to be: the branch below must not diverge.
   const int warp = uniform(threadIdx.x / kWarpSize);
@@ -47,9 +48,9 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
       at.kv_pipeline().init(kConsumers);
       at.work_tile_pipeline().init(kConsumers, kLoads);
     };
-    if constexpr (Kv::Helper::kExists) {
-      if (Kv::Helper::takes_part(params)) {
-        Kv::Helper::init_pipelines(at, kConsumers);
+    if constexpr (Helper::kExists) {
+      if (Helper::takes_part(params)) {
+        Helper::init_pipelines(at, kConsumers);
         at.work_tile_pipeline().init(kConsumers + kHelpers, kLoads);
       } else {
         init_without_helper();
@@ -70,9 +71,9 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
       // few SMs that are free first.
       if constexpr (Scheduler::kStartsEarly) ptx::griddepcontrol_launch_dependents();
     }
-    if constexpr (Kv::Helper::kExists) {
-      if (warp > 0 && Kv::Helper::takes_part(params)) {
-        typename Kv::Helper(params, smem, at, warp - 1).run();
+    if constexpr (Helper::kExists) {
+      if (warp > 0 && Helper::takes_part(params)) {
+        Helper(params, smem, at, warp - 1).run();
       }
     }
   } else {

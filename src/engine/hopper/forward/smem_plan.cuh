@@ -10,6 +10,7 @@
 #include "engine/cuda/softmax/added_lines.h"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/e4m3_scales.h"
+#include "engine/hopper/forward/key_term.h"
 #include "engine/hopper/forward/producer/schedule/tile_scheduler.cuh"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/scheduler/work_tile.cuh"
@@ -67,7 +68,17 @@ struct CapturedSmem {
 };
 struct NoCaptured {};
 
-// The lines of a tile's rows (consumer_score_added.cuh).
+// The terms of a block's keys (key_term.h).
+template <ForwardConfig C>
+struct KeyTermSmem {
+  alignas(128) unsigned char terms[kKeyTermStages][key_term_operand_bytes(C.block_n)];
+  unsigned char ones[kCoreMatrixBytes];
+  unsigned char zeros[key_term_operand_bytes(C.block_n)];  // behind what they are zeros of
+  PipelineBarriers<kKeyTermStages> pipeline;
+};
+struct NoKeyTerms {};
+
+// The lines of a tile's rows (score/added_score.cuh).
 template <ForwardConfig C>
 struct AddedLinesSmem {
   LinesOfRow rows[C.block_m];
@@ -81,6 +92,7 @@ struct SmemPlan {
   alignas(kSmemAlignment) unsigned char q[C.q_stages][C.tiles().q_bytes()];
   alignas(kSmemAlignment) unsigned char kv[C.kv_stages][C.tiles().stage_bytes()];
   [[no_unique_address]] std::conditional_t<kLoadsTile, CapturedSmem<C>, NoCaptured> captured;
+  [[no_unique_address]] std::conditional_t<kAddsKeyTerm, KeyTermSmem<C>, NoKeyTerms> key_terms;
   [[no_unique_address]] std::conditional_t<C.transposes_v, ValueRowsPipeline<C>, NoValueRows>
       value_rows;
   [[no_unique_address]] std::conditional_t<C.block_mask, MaskBitsSmem<C>, NoMaskBits> mask_bits;
@@ -146,6 +158,19 @@ struct SmemAddresses {
   }
   __device__ __forceinline__ Pipeline<C.captured_stages()> captured_pipeline() const {
     return {base + uint32_t{offsetof(SmemPlan<C>, captured.pipeline)}};
+  }
+  __device__ __forceinline__ uint32_t key_terms(uint32_t stage) const {
+    return base + uint32_t{offsetof(SmemPlan<C>, key_terms.terms)} +
+           stage * key_term_operand_bytes(C.block_n);
+  }
+  __device__ __forceinline__ uint32_t key_term_zeros() const {
+    return base + uint32_t{offsetof(SmemPlan<C>, key_terms.zeros)};
+  }
+  __device__ __forceinline__ uint32_t key_term_ones() const {
+    return base + uint32_t{offsetof(SmemPlan<C>, key_terms.ones)};
+  }
+  __device__ __forceinline__ Pipeline<kKeyTermStages> key_term_pipeline() const {
+    return {base + uint32_t{offsetof(SmemPlan<C>, key_terms.pipeline)}};
   }
   // The lane's first numbers of a consumer warp's earlier parts of O (promoted_sum.cuh).
   __device__ __forceinline__ uint32_t promoted_sum(uint32_t warp, uint32_t lane) const {

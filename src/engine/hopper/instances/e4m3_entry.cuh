@@ -2,9 +2,9 @@
 // Included by the generated source files, each of which instantiates one row of e4m3_table.h.
 #pragma once
 
-#include "engine/hopper/forward/consumer/consumer_score_e4m3.cuh"
 #include "engine/hopper/forward/consumer/max_tracking.cuh"
 #include "engine/hopper/forward/consumer/promoted_sum.cuh"
+#include "engine/hopper/forward/consumer/score/e4m3_score.cuh"
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/forward/producer/load_tma_e4m3.cuh"
 #include "engine/hopper/forward/producer/schedule/varlen_tiles.cuh"

@@ -2,7 +2,7 @@
 // Included by the generated source files, each of which instantiates one row of stream_k_table.h.
 #pragma once
 
-#include "engine/hopper/forward/consumer/consumer_score_quantized.cuh"
+#include "engine/hopper/forward/consumer/score/quantized_score.cuh"
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/forward/producer/load_cp_async.cuh"
 #include "engine/hopper/forward/producer/load_quantized.cuh"

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "engine/cuda/softmax/added_lines.h"
 #include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/forward/key_term.h"
 #include "engine/hopper/forward_params.h"
 
 namespace fa3::hopper {
@@ -87,8 +88,8 @@ cuda::Program decode_program(const fa3_score_function& score, const ForwardConfi
                  "const __grid_constant__ ForwardParams);\n")));
 }
 
-// Tiles of a captured tensor, or lines of a tile's rows, take shared memory from Q and from K and
-// V, of which two of each stay.
+// Tiles of a captured tensor, lines of a tile's rows, or terms of keys take shared memory from Q
+// and from K and V, of which two of each stay.
 constexpr int kFewestStages = 4, kOtherSmemBytes = 2048;
 
 int smem_bytes_beside(const ForwardConfig& c, int more) {
@@ -107,13 +108,17 @@ ForwardConfig with_captured_tiles(ForwardConfig c) {
   return c;
 }
 
-ForwardConfig with_lines(ForwardConfig c, bool has_two) {
-  const int of_row =
-      int(has_two ? sizeof(AddedLines) : sizeof(AddedLine)) + kAddedReferences * int(sizeof(float));
-  const auto fits = [&] { return smem_bytes_beside(c, c.block_m * of_row) <= kMaxSmemBytes; };
+// Gives up a stage of Q and stages of keys and values for what else lies in shared memory.
+ForwardConfig with_room_for(int bytes, ForwardConfig c) {
+  const auto fits = [&] { return smem_bytes_beside(c, bytes) <= kMaxSmemBytes; };
   if (!fits()) c.q_stages = 1;
   while (!fits() && c.kv_stages > kFewestStages) --c.kv_stages;
   return c;
+}
+
+int bytes_of_lines(const ForwardConfig& c, bool has_two) {
+  const size_t line = has_two ? sizeof(AddedLines) : sizeof(AddedLine);
+  return c.block_m * int(line + kAddedReferences * sizeof(float));
 }
 
 std::string definition_of_tile(int captured) {
@@ -138,21 +143,24 @@ AheadOfScores by_tile(const fa3_score_function& score, const ForwardConfig& c, i
                  is_tile_read_once(score, captured) ? "#define FA3_SCORE_TILE_ONCE\n" : "")};
 }
 
-AheadOfScores by_line_or_run(const cuda::AddedToScore& added, ForwardConfig c) {
+AheadOfScores by_added(const cuda::AddedToScore& added, ForwardConfig c) {
   std::string definitions = "#define FA3_SCORE_ADDS\n";
   if (added.has_run) definitions += "#define FA3_SCORE_RUN\n";
   if (added.has_clamped_run) definitions += "#define FA3_SCORE_CLAMPED_RUN\n";
   if (added.is_linear) definitions += "#define FA3_SCORE_LINEAR\n";
   if (added.is_piecewise_linear) definitions += "#define FA3_SCORE_PIECEWISE_LINEAR\n";
+  if (added.is_key_term) definitions += "#define FA3_SCORE_KEY_TERM\n";
+  if (added.is_key_term) return {with_room_for(key_term_bytes(c.block_n), c), definitions};
   const bool has_lines = added.is_linear || added.is_piecewise_linear;
-  return {has_lines ? with_lines(c, added.is_piecewise_linear) : c, definitions};
+  if (has_lines) c = with_room_for(bytes_of_lines(c, added.is_piecewise_linear), c);
+  return {c, definitions};
 }
 
 AheadOfScores ahead_of_scores(const fa3_score_function& score, ForwardConfig c, int captured) {
   if (captured != kNoTile) return by_tile(score, c, captured);
   const std::string pairs = cuda::definition_of_pairs(score);
   const cuda::AddedToScore added = cuda::added_to_score(score);
-  if (pairs.empty() && added.is_all) return by_line_or_run(added, c);
+  if (pairs.empty() && added.is_all) return by_added(added, c);
   // Beside pairs, registers do not last for guarded steps that may find no reference: 0.8 of the
   // speed of online steps (docs/lab/flex.md). Without pairs they gain.
   if (!pairs.empty() && score.may_hide != 0) c.guarded = false;

@@ -31,7 +31,7 @@ struct Bent {
   }
 };
 
-// As the lanes of a row find them (consumer_score_lines.cuh).
+// As the lanes of a row find them (score/lines_score.cuh).
 float find(const Bent& x, KeySpan keys, float inverse_scale, AddedLine& line) {
   const AddedPoint reference = higher(x(keys.first), x(keys.last));
   static_cast<AddedNumber&>(line) =

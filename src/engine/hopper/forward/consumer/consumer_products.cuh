@@ -25,6 +25,8 @@ __device__ __forceinline__ void start_scores(ConsumerState<C>& c, ThreadTile<C>&
       c.score.template start_by_tile<C>(r.scores, tile, c.warp(), c.params, work, first_row,
                                         first_key);
       c.stages.release_captured();
+    } else if constexpr (kAddsKeyTerm) {
+      c.stages.wait_for_key_terms();  // which issue_scores() multiplies
     } else if constexpr (kAddsLines) {
       c.score.start(r.scores, c.added_lines(), c.lines_meet(), work, first_key);
     } else {
@@ -33,10 +35,28 @@ __device__ __forceinline__ void start_scores(ConsumerState<C>& c, ThreadTile<C>&
   }
 }
 
+// Scores begin with the terms of their keys.
 template <ForwardConfig C>
-__device__ __forceinline__ void issue_scores(ThreadTile<C>& r, uint32_t q, uint32_t k) {
+__device__ __forceinline__ void issue_key_terms(const ConsumerState<C>& c, ThreadTile<C>& r) {
+  const SmemAddresses<C> at = c.stages.at();
+  const uint32_t zeros = at.key_term_zeros();
+  ptx::wgmma_m64k16_ss<Element::kBf16, Major::kK, Major::kK>(
+      r.scores, ones_descriptor(at.key_term_ones(), zeros),
+      key_term_descriptor(uniform(at.key_terms(c.stages.key_terms())), zeros), false);
+}
+
+template <ForwardConfig C>
+__device__ __forceinline__ void issue_scores(const ConsumerState<C>& c, ThreadTile<C>& r,
+                                             uint32_t q, uint32_t k) {
+  if constexpr (kAddsKeyTerm) issue_key_terms(c, r);
   tile::issue_abt<C.types().product, C.tiles().q, C.tiles().k>(r.scores, q, k, kAddsToScore);
   ptx::wgmma_commit_group();
+}
+
+// Once the block's scores are there.
+template <ForwardConfig C>
+__device__ __forceinline__ void release_key_terms(ConsumerState<C>& c) {
+  if constexpr (kAddsKeyTerm) c.stages.release_key_terms();
 }
 
 template <ForwardConfig C>
@@ -81,7 +101,7 @@ __device__ __forceinline__ void issue_products(ConsumerState<C>& c, ThreadTile<C
   start_scores(c, r);
   c.ping_pong.wait();
   ptx::wgmma_fence();
-  issue_scores(r, q_low, k_low);
+  issue_scores(c, r, q_low, k_low);
   if constexpr (Promotes) {
     promote_output(c, r);
     ptx::wgmma_fence();

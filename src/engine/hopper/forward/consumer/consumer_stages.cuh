@@ -104,6 +104,21 @@ class ConsumerStages {
       wait_for_captured();
       release_captured();
     }
+    if constexpr (kAddsKeyTerm) {
+      wait_for_key_terms();
+      release_key_terms();
+    }
+  }
+
+  // ---- Terms of a block's keys, likewise ----
+
+  __device__ __forceinline__ void wait_for_key_terms() const {
+    at_.key_term_pipeline().wait_full(key_terms_);
+  }
+  __device__ __forceinline__ uint32_t key_terms() const { return key_terms_.stage(); }
+  __device__ __forceinline__ void release_key_terms() {
+    if (arrives()) at_.key_term_pipeline().release(key_terms_.stage());
+    key_terms_.advance();
   }
 
   // ---- Descriptors for products ----
@@ -141,10 +156,11 @@ class ConsumerStages {
   WorkTileState work_tile_ = WorkTileState::before_start();                  // the current tile's
   PipelineState<C.q_stages> q_ = PipelineState<C.q_stages>::before_start();  // the current tile's
   bool has_delayed_v_ = false;
-  struct NoCapturedState {};
-  [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineState<C.captured_stages()>,
-                                           NoCapturedState>
+  struct NoState {};
+  [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineState<C.captured_stages()>, NoState>
       captured_;
+  [[no_unique_address]] std::conditional_t<kAddsKeyTerm, PipelineState<kKeyTermStages>, NoState>
+      key_terms_;
 };
 
 }  // namespace fa3::hopper

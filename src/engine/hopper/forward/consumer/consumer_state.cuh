@@ -6,9 +6,9 @@
 
 #include "engine/cuda/dropout/dropout.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
-#include "engine/hopper/forward/consumer/consumer_score.cuh"
 #include "engine/hopper/forward/consumer/consumer_stages.cuh"
 #include "engine/hopper/forward/consumer/current_tile.cuh"
+#include "engine/hopper/forward/consumer/score/score_hook.cuh"
 #include "engine/hopper/forward/consumer/thread_tile.cuh"
 #include "engine/hopper/pipeline/ping_pong.cuh"
 

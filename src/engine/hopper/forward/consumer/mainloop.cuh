@@ -58,7 +58,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   start_scores(c, r);
   c.ping_pong.wait();
   ptx::wgmma_fence();
-  issue_scores(r, q_low, k_low);  // line 4
+  issue_scores(c, r, q_low, k_low);  // line 4
   c.ping_pong.pass();
   read_key_scales(c, k.stage());
   read_mask_bits(c, r, k.stage());
@@ -66,6 +66,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   load_ahead(c, r, c.tile.first_key());
   ptx::wgmma_wait_group<0>();
   c.stages.release_kv(k);  // line 5
+  release_key_terms(c);
   release_spent_q(c);
   c.stages.release_delayed_v();
   c.stages.expect_v();
@@ -94,6 +95,7 @@ __device__ __forceinline__ void multiply_block(ConsumerState<C>& c, ThreadTile<C
   if (starts_tile) load_ahead(c, r, c.tile.first_key());
   ptx::wgmma_wait_group<1>();  // line 12
   c.stages.release_kv(k);      // line 15
+  release_key_terms(c);
   release_spent_q(c);
 }
 

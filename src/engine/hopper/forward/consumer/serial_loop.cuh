@@ -21,7 +21,7 @@ __device__ __forceinline__ void multiply_scores(ConsumerState<C>& c, ThreadTile<
   const uint32_t k_low = c.stages.k_operand(k);
   c.stages.wait_for(k);
   ptx::wgmma_fence();
-  issue_scores(r, q_low, k_low);
+  issue_scores(c, r, q_low, k_low);
   ptx::wgmma_wait_group<0>();
   if (c.tile.block() >= c.masked_from() || c.tile.hides_left()) {
     read_mask_bits(c, r, k.stage());

@@ -9,10 +9,22 @@
 #ifdef FA3_SCORE_TILE
 #include "engine/hopper/forward/producer/load_captured.cuh"
 #endif
+#ifdef FA3_SCORE_KEY_TERM
+#include "engine/hopper/forward/producer/write_key_terms.cuh"
+#endif
 #include "engine/hopper/forward/smem_plan.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 
 namespace fa3::hopper {
+
+// What warps 1 to 3 of the producer's warpgroup do.
+#ifdef FA3_SCORE_KEY_TERM
+template <ForwardConfig C>
+using HelperOf = KeyTermWriter<C>;
+#else
+template <ForwardConfig C>
+using HelperOf = typename KvLoaderOf<C>::Helper;
+#endif
 
 template <ForwardConfig C, class Kv, class Scales>
 class Producer {

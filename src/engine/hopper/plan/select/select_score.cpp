@@ -30,7 +30,7 @@ bool streams_captured_tiles(const Problem& p, const ForwardShape& shape) {
 // docs/lab/flex.md.
 bool is_for_three_warpgroups(const Problem& p, const ForwardShape& shape) {
   const cuda::AddedToScore added = cuda::added_to_score(*p.score);
-  if (p.score->num_tensors == 0 || added.is_linear) return true;
+  if (p.score->num_tensors == 0 || added.is_linear || added.is_key_term) return true;
   const bool gains = shape.head_dim <= 64 || has_many_keys(p);
   return gains && (added.is_piecewise_linear || added.has_run || added.has_clamped_run);
 }

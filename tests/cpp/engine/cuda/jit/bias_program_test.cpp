@@ -137,6 +137,8 @@ TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
   constexpr char kClampedRun[] =
       "const float x = load_clamped_run<float, 0, 1>(score::minimum(kv_idx, 99), h);\n"
       "return score + x;\n";
+  constexpr char kKeyTerm[] =
+      "const float x = load<float, 0>(h, kv_idx);\nreturn score + key_term(x);\n";
   // What a kernel is told, which compiles.
   const auto told = [](const char* text, const hopper::KernelInstance& row, hopper::Variant variant,
                        bool compiles = true) {
@@ -145,7 +147,8 @@ TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
     std::string code, found;
     const Status status = compiles ? cuda::find_code(program, nullptr, &code) : Status{};
     EXPECT_TRUE(status.ok()) << row.config.head_dim << ": " << status.message();
-    for (const char* name : {"ADDS", "LINEAR", "PIECEWISE_LINEAR", "RUN", "CLAMPED_RUN"}) {
+    for (const char* name :
+         {"ADDS", "LINEAR", "PIECEWISE_LINEAR", "RUN", "CLAMPED_RUN", "KEY_TERM"}) {
       const std::string line = std::string("#define FA3_SCORE_") + name + "\n";
       if (program.text.find(line) != std::string::npos) found += std::string(name) + " ";
     }
@@ -157,18 +160,21 @@ TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
     EXPECT_EQ(told(kTwoLines, row, general), "ADDS PIECEWISE_LINEAR ");
     EXPECT_EQ(told(kRun, row, dense), "ADDS RUN ");
     EXPECT_EQ(told(kClampedRun, row, dense), "ADDS CLAMPED_RUN ");
+    EXPECT_EQ(told(kKeyTerm, row, general), "ADDS KEY_TERM ");
     if (is_quick()) continue;
     EXPECT_EQ(told(kLine, row, general), "ADDS LINEAR ");
     EXPECT_EQ(told(kRun, row, general), "ADDS RUN ");
   }
   for (const hopper::KernelInstance& row : tried_rows(hopper::kListedScoreTable)) {
     EXPECT_EQ(told(kLine, row, dense), "ADDS LINEAR ");
+    EXPECT_EQ(told(kKeyTerm, row, dense), "ADDS KEY_TERM ");
     if (!is_quick()) EXPECT_EQ(told(kRun, row, general), "ADDS RUN ");
   }
-  // At 256 columns lines take a stage of keys and values from the pipeline.
+  // At 256 columns lines and terms of keys take a stage of keys and values from the pipeline.
   for (const hopper::KernelInstance& row : hopper::kScoreTable) {
     const bool compiles = !is_quick() || row.config.head_dim == 256;
     EXPECT_EQ(told(kTwoLines, row, general, compiles), "ADDS PIECEWISE_LINEAR ");
+    EXPECT_EQ(told(kKeyTerm, row, dense, compiles), "ADDS KEY_TERM ");
     if (!is_quick()) EXPECT_EQ(told(kLine, row, general), "ADDS LINEAR ");
   }
 }

@@ -39,6 +39,7 @@ TEST(ScoreText, SaysHowWhatItAddsChangesFromKeyToKey) {
   EXPECT_TRUE(added("const float a = 1.0f;\nreturn score + linear(a, a);").is_linear);
   EXPECT_TRUE(added("return score + piecewise_linear(a, b);").is_piecewise_linear);
   EXPECT_FALSE(added("return score + piecewise_linear(a, b);").is_linear);
+  EXPECT_TRUE(added("return score + key_term(x);").is_key_term);
   EXPECT_TRUE(added("const float x = load_run<float, 0, 1>(kv_idx);\nreturn score + x;").has_run);
   const auto clamped =
       added("const float x = load_clamped_run<float, 0, 1>(kv_idx);\nreturn score + x;");
@@ -46,7 +47,8 @@ TEST(ScoreText, SaysHowWhatItAddsChangesFromKeyToKey) {
   for (const char* text :
        {"return score + linear(a, b) + c;", "return score + linear(f(a), b);",
         "return score + linear(a, score);", "return 2 * score + linear(a, b);",
-        "return score + bilinear(a, b);", "const float a = linear(b, c);\nreturn score + a * a;",
+        "return score + bilinear(a, b);", "return score * key_term(x);",
+        "return score + key_term(x) + y;", "const float a = linear(b, c);\nreturn score + a * a;",
         "const float x = load_run<float, 0, 1>(kv_idx);\nreturn score * x;"}) {
     EXPECT_FALSE(added(text).is_all || added(text).is_linear || added(text).has_run) << text;
   }

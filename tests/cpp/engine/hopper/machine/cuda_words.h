@@ -161,6 +161,11 @@ inline float __fsub_rn(float a, float b) {
 inline float __fmul_rn(float a, float b) {
   return a * b;
 }
+inline float __fmul_ru(float a, float b) {
+  const double exact = double(a) * b;
+  const float nearest = float(exact);
+  return double(nearest) < exact ? std::nextafterf(nearest, INFINITY) : nearest;
+}
 inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);
 }

@@ -100,7 +100,7 @@ TEST_F(Scored, beside_a_block_mask_a_step_is_a_block) {
   EXPECT_EQ(select_score_kernel(p), nullptr);
 }
 
-TEST_F(Scored, lines_and_runs_are_for_three_warpgroups_where_these_gain) {
+TEST_F(Scored, lines_runs_and_key_terms_are_for_three_warpgroups_where_these_gain) {
   fa3_captured_tensor captured{};
   fa3_score_function score{};
   score.tensors = &captured;
@@ -115,10 +115,12 @@ TEST_F(Scored, lines_and_runs_are_for_three_warpgroups_where_these_gain) {
   constexpr char kLine[] = "return score + linear(a, b);", kRun[] = "load_run<; return score + x;",
                  kClampedRun[] = "load_clamped_run<; return score + x;",
                  kTwoLines[] = "return score + piecewise_linear(a, b);",
-                 kOther[] = "return score + x;", kNoLine[] = "return 2 * score + linear(a, b);";
+                 kKeyTerm[] = "return score + key_term(x);", kOther[] = "return score + x;",
+                 kNoLine[] = "return 2 * score + linear(a, b);";
   for (const int64_t keys : {1000, 20000}) {
     for (const int64_t head_dim : {64, 128}) {
       EXPECT_EQ(warpgroups(kLine, head_dim, keys), 3);
+      EXPECT_EQ(warpgroups(kKeyTerm, head_dim, keys), 3);
       EXPECT_EQ(warpgroups(kOther, head_dim, keys), 2);
       EXPECT_EQ(warpgroups(kNoLine, head_dim, keys), 2);
       const int gaining = head_dim == 64 || keys == 20000 ? 3 : 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook (cuda/softmax/score.cuh) of a kernel's softmax: which one, and what it is made
-// from. Other operands have theirs in consumer_score_e4m3.cuh and consumer_score_quantized.cuh.
+// from. Other operands have theirs in score/e4m3_score.cuh and score/quantized_score.cuh.
 // Next: consumer_state.cuh.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
 #ifdef FA3_SCORE_FUNCTION
-#include "engine/hopper/forward/consumer/consumer_score_lines.cuh"
+#include "engine/hopper/forward/consumer/score/lines_score.cuh"
 #endif
 
 namespace fa3::hopper {

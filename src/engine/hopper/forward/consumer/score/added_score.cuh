@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of functions that add to the score and know nothing of it. Next:
-// consumer_score_lines.cuh.
+// score/lines_score.cuh.
 #pragma once
 
-#include "engine/hopper/forward/consumer/consumer_score_function.cuh"
+#include "engine/hopper/forward/consumer/score/function_score.cuh"
+#include "engine/hopper/forward/key_term.h"
 #include "engine/hopper/forward/smem_plan.cuh"
 
 namespace fa3::hopper {
@@ -41,6 +42,9 @@ struct AddedScore : ScaledScore {
     for (int i = 0; i < Count; ++i) products[i] = added(function, place, i);
   }
   using ScaledScore::prepare;
+  __device__ __forceinline__ float reference(float product) const {
+    return __fmul_ru(product, scale_log2);  // as FunctionScore's
+  }
   // To products that began with nothing.
   template <int Count, class Work>
   __device__ __forceinline__ void prepare(float (&products)[Count], const Pairs<Count>&,
@@ -119,7 +123,8 @@ struct AddedScore : ScaledScore {
   // -0 is what adds nothing.
   __device__ __forceinline__ float added(const ScoreFunction& f, const ScorePlace& place,
                                          int i) const {
-    return score_at(f, -0.0f, place, i) * inverse_scale;
+    const float x = score_at(f, -0.0f, place, i) * inverse_scale;
+    return kAddsKeyTerm ? bounded_term(x) : x;
   }
 };
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of functions that add a line to a row's scores, or two that meet
 // (cuda/softmax/added_lines.h). Lines are found once a tile, and wait in shared memory for want of
-// registers. Next: consumer_score.cuh.
+// registers. Next: score/score_hook.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/added_lines.h"
-#include "engine/hopper/forward/consumer/consumer_score_added.cuh"
+#include "engine/hopper/forward/consumer/score/added_score.cuh"
 
 namespace fa3::hopper {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of kernels that are compiled at run time, for a score function of the caller's
 // (cuda/softmax/score_function.cuh). It wants to know where each score is. Next:
-// consumer_score_added.cuh.
+// score/added_score.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/loaded_pairs.h"
@@ -149,8 +149,9 @@ struct FunctionScore {
   __device__ __forceinline__ float exponent(float score, float ref) const {
     return __fmaf_rn(score, kLog2E, -ref);
   }
+  // Rounded up: P of the largest score is 1 at most, whatever a large number loses in roundings.
   __device__ __forceinline__ float reference(float score) const {
-    return score * kLog2E;
+    return __fmul_ru(score, kLog2E);
   }
 
  private:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of kernels over a quantized cache, whose scales come with a tile: those of keys,
-// and of bf16 queries that were rescaled to fp16. Next: consumer_score.cuh.
+// and of bf16 queries that were rescaled to fp16. Next: score/score_hook.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/score_quantized_keys.cuh"
-#include "engine/hopper/forward/consumer/consumer_score.cuh"
+#include "engine/hopper/forward/consumer/score/score_hook.cuh"
 
 namespace fa3::hopper {
 

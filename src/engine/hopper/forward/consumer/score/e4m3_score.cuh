@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of e4m3 products, how it gets the scales of a block, and what V's encoding leaves
-// to the epilogue. Next: consumer_score.cuh.
+// to the epilogue. Next: score/score_hook.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/epilogue.cuh"
 #include "engine/cuda/softmax/score_e4m3.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
-#include "engine/hopper/forward/consumer/consumer_score.cuh"
+#include "engine/hopper/forward/consumer/score/score_hook.cuh"
 #include "engine/hopper/forward/smem_plan.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 
