@@ -40,7 +40,9 @@ WITH_SCORE_FUNCTION = (
     "src/engine/hopper/decode/function_rows.cuh",
     "src/engine/hopper/forward/consumer/score/added_score.cuh",
     "src/engine/hopper/forward/consumer/score/function_score.cuh",
+    "src/engine/hopper/forward/consumer/score/lines_score.cuh",
     "src/engine/hopper/forward/producer/load_captured.cuh",
+    "src/engine/hopper/forward/producer/write_key_terms.cuh",
 )
 # Compiled once for each instruction set, inside a namespace that its includer opens.
 INCLUDED_ONLY = ("src/engine/cpu/simd/",)

@@ -21,7 +21,7 @@ FA3_HD constexpr int key_term_operand_bytes(int keys) {
   return keys * kKeyTermRowBytes;
 }
 
-// Of all stages, of the zeros beside them, and of the ones.
+// All stages, the zeros beside them, and the ones.
 FA3_HD constexpr int key_term_bytes(int keys) {
   return (kKeyTermStages + 1) * key_term_operand_bytes(keys) + kCoreMatrixBytes;
 }
