@@ -78,7 +78,7 @@ struct KeyTermSmem {
 };
 struct NoKeyTerms {};
 
-// The lines of a tile's rows (score/added_score.cuh).
+// The lines of a tile's rows (consumer/score/lines_score.cuh).
 template <ForwardConfig C>
 struct AddedLinesSmem {
   LinesOfRow rows[C.block_m];

@@ -11,7 +11,8 @@
 
 namespace fa3::hopper {
 
-// One of the warps, which has each third key of 32.
+// One of the warps, which has each third part of 32 keys. Heads are not packed in a kernel with a
+// score function, so a tile has one.
 template <ForwardConfig C>
 class KeyTermWriter {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of functions that add to the score and know nothing of it. Next:
-// score/lines_score.cuh.
+// lines_score.cuh.
 #pragma once
 
 #include "engine/hopper/forward/consumer/score/function_score.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of e4m3 products, how it gets the scales of a block, and what V's encoding leaves
-// to the epilogue. Next: score/score_hook.cuh.
+// to the epilogue. Next: score_hook.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/epilogue.cuh"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of kernels that are compiled at run time, for a score function of the caller's
 // (cuda/softmax/score_function.cuh). It wants to know where each score is. Next:
-// score/added_score.cuh.
+// added_score.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/loaded_pairs.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of kernels over a quantized cache, whose scales come with a tile: those of keys,
-// and of bf16 queries that were rescaled to fp16. Next: score/score_hook.cuh.
+// and of bf16 queries that were rescaled to fp16. Next: score_hook.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/score_quantized_keys.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook (cuda/softmax/score.cuh) of a kernel's softmax: which one, and what it is made
-// from. Other operands have theirs in score/e4m3_score.cuh and score/quantized_score.cuh.
+// from. Other operands have theirs in e4m3_score.cuh and quantized_score.cuh.
 // Next: consumer_state.cuh.
 #pragma once
 
