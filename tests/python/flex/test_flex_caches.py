@@ -182,6 +182,22 @@ def test_functions_over_a_cache(device, layout, rows):
     cache.compare(mine, cache.expected(q, change, True))
 
 
+@pytest.mark.parametrize("low", [-1e9, -1e12, -1e30])
+@pytest.mark.parametrize("rows", [1, 4, 20])
+@pytest.mark.parametrize("layout", ["contiguous", "pages", "fp8 pages"])
+def test_stages_of_large_numbers_alone_leave_rows_right(device, layout, rows, low):
+    """Their roundings are larger than other scores."""
+    cache = Cache(layout, device)
+    q = cache.queries(rows)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return torch.where(kv_idx % 400 < 40, score, low)
+
+    options = {"score_mod": score_mod, "return_lse": True, **cache.options}
+    mine = fa3.flex_attention(q, cache.k, cache.v, **options)
+    cache.compare(mine, cache.expected(q, lambda s, b, i, j: score_mod(s, b, 0, i, j), False))
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "pages"])
 def test_packed_queries_of_different_numbers(device, layout):
     cache = Cache(layout, device)

@@ -210,7 +210,9 @@ class WarpRows {
           most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, distance));
         }
         const float to_log2 = kHasScoreFunction ? kLog2E : factor_[n][j];
-        const float before = ref_[n][j], ref = fmaxf(before, most * to_log2);
+        // Rounded up where scores may be large, as FunctionScore's.
+        const float of_most = kHasScoreFunction ? __fmul_ru(most, to_log2) : most * to_log2;
+        const float before = ref_[n][j], ref = fmaxf(before, of_most);
         moved |= ref != before;
         factor[n][j] = ref == -kInfinity ? 1.0f : ex2(before - ref);
         ref_[n][j] = ref;

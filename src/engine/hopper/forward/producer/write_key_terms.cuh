@@ -7,6 +7,7 @@
 #include "engine/hopper/forward/producer/kv_loader.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/fence.cuh"
+#include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 
 namespace fa3::hopper {
