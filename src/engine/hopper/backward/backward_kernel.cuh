@@ -29,7 +29,7 @@ __device__ __forceinline__ void help(const BackwardParams& params, BackwardAddre
   if constexpr (C.pairs()) {
     if (warp == HelperWarp::kSendsDs) KeyBlockPair<C>(at).send_all(work.num_steps());
   }
-  if (!params.scratch.dq_semaphore) return;
+  if (!adds_in_order<C>(params)) return;
   if (warp == HelperWarp::kWaitsForSemaphore) DqSemaphore<C>(params, at, work).wait_for_all();
   if (warp == HelperWarp::kReleasesSemaphore) DqSemaphore<C>(params, at, work).release_all();
 }
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
     }
     constexpr int kQueryReleases = C.splits_dkv() ? 2 * kWarpsPerWarpgroup : 1;
     constexpr int kKeyWarps = C.key_warpgroups() * kWarpsPerWarpgroup;
-    at.k_pipeline().init(1);
+    at.k_pipeline().init(C.persistent ? kWarpsPerWarpgroup + C.key_warpgroups() : 1);
     ptx::fence_mbarrier_init();
     if (work.exists()) QueryLoader<C>(params, at, work).load_k();
     at.v_pipeline().init(1);

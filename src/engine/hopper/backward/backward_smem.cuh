@@ -54,10 +54,8 @@ struct PairTiles {
 };
 struct NoPairTiles {};
 
-// Tiles that a persistent CTA has drawn. Its loader has as many as Q has stages ahead of dQ's first
-// warp, and others are at most the stages of dS behind that: fewer than eight in all.
+// The tiles of a persistent CTA's key blocks.
 struct DrawnTiles {
-  static constexpr uint32_t kLaps = 8;
   struct alignas(16) Tile {
     uint32_t number;
   };
@@ -93,7 +91,8 @@ struct BackwardSmem {
   [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineBarriers<C.ds_stages>,
                                            NoCapturedTiles>
       captured_pipeline;
-  [[no_unique_address]] std::conditional_t<C.persistent, DrawnTiles, NoDrawnTiles> drawn;
+  [[no_unique_address]] std::conditional_t<C.persistent && !C.block_mask, DrawnTiles, NoDrawnTiles>
+      drawn;
   // `full` alone: the other CTA's dS is here.
   [[no_unique_address]] std::conditional_t<C.pairs(), PipelineBarriers<C.ds_stages>, NoPairTiles>
       pair_pipeline;
@@ -143,7 +142,7 @@ struct BackwardAddresses {
   }
   __device__ __forceinline__ uint32_t drawn_tile(uint32_t lap) const {
     return base + uint32_t{offsetof(Smem, drawn)} +
-           lap % DrawnTiles::kLaps * uint32_t{sizeof(DrawnTiles::Tile)};
+           lap % kLaps * uint32_t{sizeof(DrawnTiles::Tile)};
   }
   __device__ __forceinline__ Pipeline<C.k_stages()> k_pipeline() const {
     return {base + uint32_t{offsetof(Smem, k_pipeline)}};

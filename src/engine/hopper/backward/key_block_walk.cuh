@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The key blocks of a persistent CTA, one after the other: Q, dO, K and V of the next are on their
-// way while dK and dV of the last leave. CTAs draw tiles from one counter, longest first, as the
-// hardware deals them to CTAs that end. The loading thread draws one tile more than it loads
-// queries of, and leaves each in shared memory before its K: whoever sees a K full may read which
-// tile it is of. Other kernels' CTAs have one key block. Next: query_loader.cuh.
+// The key blocks of a persistent CTA, one after the other: Q, K, V and dO of the next are on their
+// way while dK and dV of the last leave. A helper loads, as far ahead as stages are free. It draws
+// a tile from one counter when it has loaded a key block's last queries, and leaves in shared
+// memory which it is before its K: whoever sees a K full may read that. The longest come first, as
+// the hardware deals them to CTAs that end. Other kernels' CTAs have one key block. Next:
+// query_loader.cuh.
 //
 // What a key block leaves, and who must be done with it before it is overwritten:
 //
-//   K    two stages    loaded when the first dS is full and dQ's warps have met behind the block
-//                      before: then all products with its K are done
-//   V    one           loaded when the last dS is full: the last product with V came before it
+//   K    two stages    dQ's warps, and of each warpgroup of keys the thread that stores: then all
+//                      warps are done with the lap's record, too, but for those still entering the
+//                      next one (kLaps)
+//   V    one           dQ's warpgroup says so when the last dS is full: the last product with V
+//                      came before it. Key blocks that no query sees have none
 //   dK, dV             leave through the warpgroup's part of the stage of dS behind the last one's.
 //                      Its own first dS waits for their copies (KeyGradients::wait_for_copies)
 #pragma once
@@ -30,17 +33,21 @@ class KeyBlockWalk {
     return C.persistent ? lap_ % C.k_stages() : 0;
   }
 
-  __device__ __forceinline__ KeyBlockWalk next() const {
-    KeyBlockWalk after = *this;
-    ++after.lap_;
-    return after;
-  }
-
   __device__ __forceinline__ void wait_for_k(BackwardAddresses<C> at) const {
     ptx::mbarrier_wait_parity(at.k_pipeline().full(k_stage()), lap_ / C.k_stages() % 2);
   }
-  __device__ __forceinline__ void wait_for_v(BackwardAddresses<C> at) const {
-    ptx::mbarrier_wait_parity(at.v_pipeline().full(0), lap_ % 2);
+  __device__ __forceinline__ void wait_for_v(BackwardAddresses<C> at,
+                                             const KeyBlockWork<C>& work) const {
+    uint32_t loaded_before = lap_;
+    if constexpr (C.persistent && C.block_mask) loaded_before = uint32_t(work.values_before());
+    ptx::mbarrier_wait_parity(at.v_pipeline().full(0), loaded_before % 2);
+  }
+
+  // Whether the CTA had a step before that of `block`, the key block's `step`-th.
+  __device__ __forceinline__ bool has_step_before(
+      int step, const typename KeyBlockWork<C>::Block& block) const {
+    if constexpr (C.persistent && C.block_mask) return block.step > 0;
+    return step > 0 || !is_at_first();
   }
 
   // To the CTA's next key block, whose K is here then; false: there is none.
@@ -48,50 +55,17 @@ class KeyBlockWalk {
     static_assert(C.persistent);
     ++lap_;
     wait_for_k(at);
-    const int tile = int(ptx::ld_shared_b32(at.drawn_tile(lap_)));
-    if (tile < 0) return false;
-    work.move_to(tile);
-    return true;
+    if constexpr (C.block_mask) {
+      return work.enter(lap_);
+    } else {
+      const int tile = int(ptx::ld_shared_b32(at.drawn_tile(lap_)));
+      if (tile >= 0) work.move_to(tile);
+      return tile >= 0;
+    }
   }
 
  private:
   uint32_t lap_ = 0;
-};
-
-// For the thread that loads.
-template <BackwardConfig C>
-class KeyBlockQueue {
- public:
-  __device__ __forceinline__ KeyBlockQueue(const BackwardParams& params, BackwardAddresses<C> at)
-      : params_(params), at_(at) {}
-
-  // Behind the kernel that clears the counter.
-  __device__ __forceinline__ void begin() { draw(); }
-
-  // The tile of a lap from 1 on. Laps are asked for in turn, and again. Negative: there is none.
-  __device__ __forceinline__ int tile(uint32_t lap) {
-    if (lap > last_lap_) {
-      const bool exists = drawn_ < params_.order.num_tiles();
-      ptx::st_shared_b32(at_.drawn_tile(lap), exists ? uint32_t(drawn_) : kNoTile);
-      last_lap_ = lap;
-      if (exists) draw();
-    }
-    return int(ptx::ld_shared_b32(at_.drawn_tile(lap)));
-  }
-
- private:
-  static constexpr uint32_t kNoTile = ~0u;
-
-  // From the first of dQ's counters, for which kernels without an order have no use. Nobody waits
-  // for the answer before the next lap.
-  __device__ __forceinline__ void draw() {
-    drawn_ = int(gridDim.x) + atomicAdd(params_.scratch.dq_semaphore, 1);
-  }
-
-  const BackwardParams& params_;
-  const BackwardAddresses<C> at_;
-  uint32_t last_lap_ = 0;
-  int drawn_ = 0;
 };
 
 // A thread's key block: of a persistent CTA its own, for warpgroups are at different ones.
@@ -104,7 +78,11 @@ template <BackwardConfig C>
 __device__ __forceinline__ OwnKeyBlock<C> first_key_block(const KeyBlockWork<C>& work) {
   if constexpr (C.persistent) {
     KeyBlockWork<C> own = work;
-    own.move_to(int(ptx::block_in_grid()));
+    if constexpr (C.block_mask) {
+      own.enter(0);
+    } else {
+      own.move_to(int(ptx::block_in_grid()));
+    }
     return own;
   } else {
     return work;

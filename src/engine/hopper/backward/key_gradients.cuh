@@ -58,10 +58,10 @@ class KeyGradients {
   // A persistent CTA goes on.
   __device__ __forceinline__ bool next_key_block() {
     if constexpr (C.persistent) {
+      if (work_.num_steps() > 0) cursor_.advance();
       if (!walk_.advance(at_, work_)) return false;
       first_key_ = work_.first_key() + warpgroup_ * kRowsPerWarpgroup;
       unmasked_ = unmasked_queries(work_.extents(), first_key_, kRowsPerWarpgroup);
-      cursor_.advance();
       return true;
     } else {
       return false;
@@ -74,6 +74,10 @@ class KeyGradients {
     if (work_.num_steps() > 0) {
       sum(dk, dv);
     } else if (!C.stores_together() && leave_as_tiles()) {
+      if constexpr (C.persistent) {
+        if (walk_.is_at_first()) walk_.wait_for_k(at_);  // no phase of a barrier may be missed
+        wait_for_copies();
+      }
       store_dv(dv);
     }
     if constexpr (C.stores_together()) {
@@ -154,6 +158,7 @@ class KeyGradients {
     if (!stores()) return;
     if constexpr (C.persistent) {
       ptx::cp_async_bulk_commit_group();
+      at_.k_pipeline().release(walk_.k_stage());
     } else {
       finish_copies();
     }
@@ -212,7 +217,7 @@ class KeyGradients {
     typename Tile::Scores p;
     first_p(p, block);
     if constexpr (C.persistent) wait_for_copies();
-    walk_.wait_for_v(at_);
+    walk_.wait_for_v(at_, work_);
     at_.d_o_pipeline().wait_full(d_o_cursor(cursor_));
     for (int step = 1;; ++step) {
       const bool last = step == num_steps;

@@ -43,8 +43,8 @@ class QueryGradient {
       KeyBlockWalk<C> walk;
       do {
         add_key_block(loads, walk, cursors);
-        // No warp reads this K any more, whose stage is the next but one's.
-        ptx::bar_sync(int(BackwardBarrier::kQueryDone), kWarpgroupSize);
+        __syncwarp();
+        if (thread_in_block() % kWarpSize == 0) at_.k_pipeline().release(walk.k_stage());
       } while (walk.advance(at_, work_));
     } else {
       add_key_block(loads, {}, cursors);
@@ -76,19 +76,18 @@ class QueryGradient {
         issue_product(dq, ds, at_.k(walk.k_stage()), part, i);
         if (i == 0) {  // under the product
           // The warpgroups that wrote this dS no longer read Q and dO of the step before.
-          const bool any_before = step > 0 || !walk.is_at_first();
+          const bool any_before = walk.has_step_before(step, block);
           if (loads && any_before) loader_.load_next_queries();
-          if constexpr (C.persistent) {
-            if (loads && step == 0) loader_.load_k_of(walk.next());
-            if (loads && step + 1 == num_steps) loader_.load_v_of(walk.next());
-          }
 #ifdef FA3_SCORE_STORES
           if (thread_in_block() == 0) {
             store_captured_gradient<C>(params_, at_.ds(ds.stage()),
                                        captured_place<C, true>(params_, work_, block));
           }
 #endif
-          if (C.helpers && step > 0) release_queries(queries);
+          if (C.helpers && any_before) release_queries(queries);
+          if constexpr (C.persistent) {  // nor, at the last step, V
+            if (step + 1 == num_steps && thread_in_block() == 0) at_.v_pipeline().release(0);
+          }
           __syncwarp();
           if (adds_in_order()) at_.semaphore_pipeline().wait_full(semaphore);
         }
@@ -149,7 +148,7 @@ class QueryGradient {
   }
 
   __device__ __forceinline__ bool adds_in_order() const {
-    return C.helpers && params_.scratch.dq_semaphore;
+    return C.helpers && hopper::adds_in_order<C>(params_);
   }
 
   __device__ __forceinline__ void arrive_added(PipelineState<kSemaphoreDepth> state) {

@@ -20,7 +20,6 @@ class QueryLoader {
                                          const KeyBlockWork<C>& work)
       : params_(params),
         at_(at),
-        queue_(params, at),
         work_(first_key_block<C>(work)),
         block_(work_.first_loaded()),
         left_(work_.num_steps()) {}
@@ -30,8 +29,10 @@ class QueryLoader {
     load_inputs();
     ptx::griddepcontrol_wait();
     load_first_rows();
-#pragma unroll 1
-    while (left_ > 0) load_next_queries();
+    load_other_queries();
+    if constexpr (C.persistent) {
+      while (load_next_key_block()) load_other_queries();
+    }
   }
 
   // By the thread that has initialised the barriers, before the others wait for it.
@@ -60,7 +61,6 @@ class QueryLoader {
   }
 
   __device__ __forceinline__ void load_first_queries() {
-    if constexpr (C.persistent) queue_.begin();
     load_first_rows();
 #pragma unroll 1
     for (int i = 1; i < C.stages; ++i) load_next_queries();
@@ -72,19 +72,6 @@ class QueryLoader {
     const Step step = next_step();  // before it waits
     load_q(step);
     load_rows(step);
-  }
-
-  // A persistent CTA's key block: which it is, and its K; or that there is none. Then its V.
-  __device__ __forceinline__ void load_k_of(const KeyBlockWalk<C>& walk) {
-    const uint32_t stage = walk.k_stage(), barrier = at_.k_pipeline().full(stage);
-    const int tile = queue_.tile(walk.lap());
-    if (tile < 0) return ptx::mbarrier_arrive(barrier);
-    load(k_map(), C.k_tile(), at_.k(stage), barrier, 0, keys_of(tile));
-  }
-  __device__ __forceinline__ void load_v_of(const KeyBlockWalk<C>& walk) {
-    const int tile = queue_.tile(walk.lap());
-    if (tile < 0) return;
-    load(v_map(), C.v_tile(), at_.v(), at_.v_pipeline().full(0), 0, keys_of(tile));
   }
 
  private:
@@ -128,23 +115,45 @@ class QueryLoader {
     --left_;
     cursor_.advance();
     block_.advance(work_.steps());
-    if constexpr (C.persistent) {
-      if (left_ == 0) begin_next_key_block();
+  }
+
+  __device__ __forceinline__ void load_other_queries() {
+#pragma unroll 1
+    while (left_ > 0) load_next_queries();
+  }
+
+  // Of a persistent CTA: K, the first queries and V, each when its stage is free; or that there is
+  // no more.
+  __device__ __forceinline__ bool load_next_key_block() {
+    if (work_.num_steps() > 0) v_cursor_.advance();
+    k_cursor_.advance();
+    const int tile = draw();
+    if constexpr (C.block_mask) {
+      work_.describe_next(tile);
+    } else {
+      ptx::st_shared_b32(at_.drawn_tile(++lap_), uint32_t(tile));
+      if (tile >= 0) work_.move_to(tile);
     }
-  }
-
-  __device__ __forceinline__ void begin_next_key_block() {
-    const int tile = queue_.tile(++lap_);
-    if (tile < 0) return;
-    work_.move_to(tile);
     block_ = work_.first_loaded();
-    left_ = work_.num_steps();
+    left_ = tile >= 0 ? work_.num_steps() : 0;
+    const uint32_t k_full = at_.k_pipeline().full(k_cursor_.stage());
+    at_.k_pipeline().wait_empty(k_cursor_);
+    if (left_ == 0) {
+      ptx::mbarrier_arrive(k_full);
+      return tile >= 0;
+    }
+    load(k_map(), C.k_tile(), at_.k(k_cursor_.stage()), k_full, 0, work_.keys());
+    load_q(next_step());
+    at_.v_pipeline().wait_empty(v_cursor_);
+    load(v_map(), C.v_tile(), at_.v(), at_.v_pipeline().full(0), 0, work_.keys());
+    load_rows(next_step());
+    return true;
   }
 
-  __device__ __forceinline__ ptx::TileCoordinates keys_of(int tile) const {
-    KeyBlockWork<C> other = work_;
-    other.move_to(tile);
-    return other.keys();
+  // Tiles come from the first of dQ's counters, for which kernels without an order have no use.
+  __device__ __forceinline__ int draw() const {
+    const int tile = int(gridDim.x) + atomicAdd(params_.scratch.dq_semaphore, 1);
+    return tile < params_.order.num_tiles() ? tile : -1;
   }
 
   // Where dO comes whole.
@@ -203,13 +212,14 @@ class QueryLoader {
 
   const BackwardParams& params_;
   const BackwardAddresses<C> at_;
-  KeyBlockQueue<C> queue_;
   uint32_t lap_ = 0;
   OwnKeyBlock<C> work_;  // whose queries it loads
   decltype(std::declval<const KeyBlockWork<C>&>().first_loaded()) block_;
   int left_;  // steps to load
   PipelineState<C.stages> cursor_;
   PipelineState<C.d_o_stages()> d_o_cursor_;  // where those are not Q's
+  PipelineState<C.k_stages()> k_cursor_;      // of a persistent CTA, like v_cursor_
+  PipelineState<1> v_cursor_;
 };
 
 }  // namespace fa3::hopper

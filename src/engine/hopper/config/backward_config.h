@@ -14,6 +14,10 @@ namespace fa3::hopper {
 
 inline constexpr int kPreprocessThreads = 256;
 
+// Key blocks of a persistent CTA that are on record: its loader is two ahead of the others at most,
+// by the stages of K, and describes another one.
+inline constexpr uint32_t kLaps = 4;
+
 struct BackwardConfig {
   Element element = Element::kBf16;
   int head_dim = 128;    // columns of Q and K as tiled; shorter heads are filled with zeros
@@ -29,14 +33,15 @@ struct BackwardConfig {
   bool block_mask = false;  // steps walk the lists of a block mask (listed_key_block.cuh)
   bool wide = false;  // gradients are float32, and may be added to what is there; to 128 columns
   bool in_pairs = false;    // to 128 columns: CTAs are pairs(), for calls whose mask is full
-  bool persistent = false;  // CTAs have key block after key block (key_block_walk.cuh)
+  bool persistent = false;  // CTAs have key block after key block (key_block_walk.cuh); dense
 
   FA3_HD constexpr BackwardConfig with(Element e, Variant v) const {
     BackwardConfig other = *this;
     other.element = e;
     other.variant = v;
-    if (other.general()) other.helpers = true;  // loads take more instructions there
-    if (other.keeps_p()) {                      // which takes shared memory from Q and dO
+    if (other.general()) other.helpers = true;           // loads take more instructions there
+    if (v != Variant::kDense) other.persistent = false;  // nor have they registers for it
+    if (other.keeps_p()) {                               // which takes shared memory from Q and dO
       other.block_m = 64;
       other.stages = 3;
       // They would cost the key warpgroups 8 registers. But who walks lists has no other work.
@@ -116,7 +121,7 @@ struct BackwardConfig {
   // dK and dV leave together, behind the last product, not dV under it. Lists of 64 columns gain 8%
   // a step by that, nothing else is known to (docs/lab/masks.md).
   FA3_HD constexpr bool stores_together() const {
-    return block_mask && head_dim <= 64 && !keeps_p();
+    return block_mask && head_dim <= 64 && !keeps_p() && !persistent;
   }
 
   // Kernels for calls of their own beside the main one.

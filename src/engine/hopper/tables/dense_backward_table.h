@@ -9,12 +9,8 @@ namespace fa3::hopper {
 
 inline constexpr std::array kDenseBackwardTable{
     BackwardInstance{
-        .config = {.head_dim = 64,
-                   .head_dim_v = 64,
-                   .block_m = 128,
-                   .stages = 3,
-                   .helpers = false,
-                   .persistent = true},
+        .config =
+            {.head_dim = 64, .head_dim_v = 64, .block_m = 128, .stages = 3, .persistent = true},
         .why = "persistent CTAs, which load a key block while the one before it ends: it has few "
                "steps"},
     BackwardInstance{

@@ -9,10 +9,13 @@
 namespace fa3::hopper {
 
 inline constexpr std::array kMaskBackwardTable{
-    BackwardInstance{
-        .config =
-            {.head_dim = 64, .head_dim_v = 64, .block_m = 128, .stages = 3, .block_mask = true},
-        .why = "a step is a block of the mask"},
+    BackwardInstance{.config = {.head_dim = 64,
+                                .head_dim_v = 64,
+                                .block_m = 128,
+                                .stages = 3,
+                                .block_mask = true,
+                                .persistent = true},
+                     .why = "a step is a block of the mask"},
     BackwardInstance{.config = {.head_dim = 128, .head_dim_v = 128, .block_mask = true},
                      .why = "dK and dV of 128 keys stay in registers: a step is half a block"},
 };

@@ -36,48 +36,88 @@ class ListedKeyBlock {
     int half;
     int step;
   };
+  // A persistent CTA's key block.
+  struct Lap {
+    int num_steps;   // negative: there is none
+    int first_step;  // steps count on from key block to key block
+    int values_before;
+    KeyBlockIndex at;
+  };
+  struct Laps {
+    Lap of[kLaps];
+  };
+  struct None {};
   struct Record {
     int num_steps;
     Walk walk;
     ListedStep steps[kRecords];
     [[no_unique_address]] typename ListedPlace<C>::Record place;
+    [[no_unique_address]] std::conditional_t<C.persistent, Laps, None> laps;
   };
-  struct Steps {};
+  struct Steps {
+    const ListedKeyBlock& work;
+  };
   // A step, by its number; for the loader, the one where the walk is.
   struct Block {
     int step = 0;
     __device__ __forceinline__ void advance(Steps) { ++step; }
   };
   struct Loaded {
-    const ListedKeyBlock& work;
-    __device__ __forceinline__ void advance(Steps) const { work.walk_on(); }
+    __device__ __forceinline__ void advance(Steps steps) const { steps.work.walk_on(); }
   };
 
   __device__ __forceinline__ ListedKeyBlock(const BackwardParams& params, int tile, Record& mine)
       : params_(params), at_(params, tile, mine.place), mine_(mine) {
     if (threadIdx.x != 0 || !at_.exists()) return;
-    mine_.num_steps = count_steps();
-    mine_.walk = {nullptr, 0, at_.kv_head() * params_.heads_per_kv_head - 1, 0, 0, 0};
-    if (mine_.num_steps > 0) open_next_list();
+    describe();
+    if constexpr (C.persistent) mine_.laps.of[0] = {mine_.num_steps, 0, 0, at_.index()};
   }
 
   __device__ __forceinline__ bool exists() const { return at_.exists(); }
-  __device__ __forceinline__ int first_key() const { return at_.n_block() * C.block_n; }
-  __device__ __forceinline__ int num_steps() const { return mine_.num_steps; }
-  __device__ __forceinline__ static constexpr Steps steps() { return {}; }
-  __device__ __forceinline__ static constexpr Block first_queries() { return {}; }
+  __device__ __forceinline__ int first_key() const { return place().n_block() * C.block_n; }
+  __device__ __forceinline__ int num_steps() const {
+    if constexpr (C.persistent) return lap().num_steps;
+    return mine_.num_steps;
+  }
+  __device__ __forceinline__ Steps steps() const { return {*this}; }
+  __device__ __forceinline__ Block first_queries() const {
+    if constexpr (C.persistent) return {lap().first_step};
+    return {};
+  }
   __device__ __forceinline__ int sequence() const { return at_.sequence(); }
   __device__ __forceinline__ const BackwardExtents& extents() const { return params_.extents; }
   __device__ __forceinline__ float scale() const { return at_.scale(); }
 
   __device__ __forceinline__ ptx::TileCoordinates keys() const { return at_.keys(); }
   __device__ __forceinline__ ptx::TileCoordinates gradients(int first) const {
-    return at_.gradients(first);
+    return place().gradients(first);
   }
+
+  // A persistent CTA's key block of a lap, whose K is here; false: there is none.
+  __device__ __forceinline__ bool enter(uint32_t lap) {
+    lap_ = lap;
+    return num_steps() >= 0;
+  }
+  __device__ __forceinline__ int values_before() const { return lap().values_before; }
 
   // ---- For the loader ----
 
-  __device__ __forceinline__ Loaded first_loaded() const { return {*this}; }
+  // To a persistent CTA's next key block, before the arrival for its K. A negative tile: there is
+  // none.
+  __device__ __forceinline__ void describe_next(int tile) {
+    const Lap before = lap();
+    Lap& next = mine_.laps.of[++lap_ % kLaps];
+    if (tile < 0) {
+      next.num_steps = -1;
+      return;
+    }
+    at_.move_to(tile);
+    describe();
+    next = {mine_.num_steps, before.first_step + before.num_steps,
+            before.values_before + (before.num_steps > 0), at_.index()};
+  }
+
+  __device__ __forceinline__ static constexpr Loaded first_loaded() { return {}; }
   __device__ __forceinline__ ptx::TileCoordinates queries(const Loaded&) const {
     return at_.queries(mine_.walk.head, m_block_of_walk());
   }
@@ -90,7 +130,8 @@ class ListedKeyBlock {
     const ListedBlock& listed = walk.list[walk.at];
     const uint32_t* const bits =
         listed.bits ? listed.bits + walk.half * C.block_m * kMaskRowWords : nullptr;
-    mine_.steps[walk.step % kRecords] = {bits, walk.head, m_block_of_walk(), listed.order};
+    mine_.steps[(walk.step + first_queries().step) % kRecords] = {bits, walk.head,
+                                                                  m_block_of_walk(), listed.order};
   }
 
   // ---- For those who have waited for the step's Q, or for who has ----
@@ -99,7 +140,7 @@ class ListedKeyBlock {
     return mine_.steps[block.step % kRecords];
   }
   __device__ __forceinline__ int64_t scratch_block(Block block) const {
-    return at_.scratch_block(at(block).head, at(block).m_block);
+    return place().scratch_block(at(block).head, at(block).m_block);
   }
   __device__ __forceinline__ int dq_order(Block block) const { return at(block).order; }
   // Dense calls have whole blocks of scratch.
@@ -110,6 +151,18 @@ class ListedKeyBlock {
   }
 
  private:
+  __device__ __forceinline__ void describe() const {
+    mine_.num_steps = count_steps();
+    mine_.walk = {nullptr, 0, at_.kv_head() * params_.heads_per_kv_head - 1, 0, 0, 0};
+    if (mine_.num_steps > 0) open_next_list();
+  }
+  __device__ __forceinline__ const Lap& lap() const { return mine_.laps.of[lap_ % kLaps]; }
+  // Of a persistent CTA the lap's, which takes no registers.
+  __device__ __forceinline__ ListedPlace<C> place() const {
+    if constexpr (C.persistent) return {params_, lap().at};
+    return at_;
+  }
+
   // A block of queries may end in its first half.
   __device__ __forceinline__ bool has_half(int block, int half) const {
     return block * kMaskBlock + half * C.block_m < at_.seqlen_q();
@@ -155,8 +208,9 @@ class ListedKeyBlock {
   }
 
   const BackwardParams& params_;
-  const ListedPlace<C> at_;
+  ListedPlace<C> at_;
   Record& mine_;
+  uint32_t lap_ = 0;
 };
 
 }  // namespace fa3::hopper

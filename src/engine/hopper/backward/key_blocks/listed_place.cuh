@@ -16,7 +16,14 @@ class DenseListedPlace {
   struct Record {};  // nothing in shared memory
 
   __device__ __forceinline__ DenseListedPlace(const BackwardParams& params, int tile, Record&)
-      : params_(params), at_(ordered(params, params.order.unsplit_at(tile))) {}
+      : DenseListedPlace(params, ordered(params, params.order.unsplit_at(tile))) {}
+  __device__ __forceinline__ DenseListedPlace(const BackwardParams& params, KeyBlockIndex at)
+      : params_(params), at_(at) {}
+
+  __device__ __forceinline__ const KeyBlockIndex& index() const { return at_; }
+  __device__ __forceinline__ void move_to(int tile) {
+    at_ = ordered(params_, params_.order.unsplit_at(tile));
+  }
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
   __device__ __forceinline__ int n_block() const { return at_.n_block; }
@@ -42,17 +49,18 @@ class DenseListedPlace {
   }
 
  private:
-  // A head's key blocks come by the lengths of their lists, the longest first.
+  // A head's key blocks come by the lengths of their lists, the longest first; in deterministic
+  // calls in the order of additions.
   __device__ __forceinline__ static KeyBlockIndex ordered(const BackwardParams& params,
                                                           KeyBlockIndex at) {
-    if (params.scratch.dq_semaphore != nullptr) return at;  // they come in the order of additions
+    if (adds_in_order<C>(params)) return at;
     const int head = at.kv_head * params.heads_per_kv_head;
     at.n_block = params.lists.ranked(at.batch, head, params.lists.num_lists - 1 - at.n_block);
     return at;
   }
 
   const BackwardParams& params_;
-  const KeyBlockIndex at_;
+  KeyBlockIndex at_;
 };
 
 // A sequence's lists lie where its entries of the list of key tiles do.
@@ -95,7 +103,7 @@ class VarlenListedPlace : public VarlenPlace<C> {
   }
   // The longest list first; in deterministic calls in the order of additions.
   __device__ __forceinline__ int ordered(const TileIndex& index, int num_blocks) const {
-    if (params_.scratch.dq_semaphore != nullptr) return num_blocks - 1 - index.m_block;
+    if (adds_in_order<C>(params_)) return num_blocks - 1 - index.m_block;
     const int head = index.pack * params_.heads_per_kv_head;
     return params_.lists.lengths[list_of(head, index.m_block)].nth;
   }

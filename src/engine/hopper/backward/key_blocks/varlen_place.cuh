@@ -19,6 +19,13 @@ __device__ __forceinline__ int first_key_of(int n_block) {
   return first;
 }
 
+// Whether key blocks add to dQ in one order, which dQ's counters keep. Persistent CTAs, which have
+// none, draw tiles from the first counter.
+template <BackwardConfig C>
+__device__ __forceinline__ bool adds_in_order(const BackwardParams& params) {
+  return !C.persistent && params.scratch.dq_semaphore != nullptr;
+}
+
 template <BackwardConfig C>
 class VarlenPlace {
  public:

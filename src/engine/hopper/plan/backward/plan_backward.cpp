@@ -171,7 +171,9 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
   if (p.block_mask.on && variant == Variant::kCapped) {
     return listed_slopes_kernel(row.instance->config, element);
   }
-  return row.kernel(element, variant);
+  BackwardKernel kernel = row.kernel(element, variant);
+  if (p.score != nullptr) kernel.config.persistent = false;  // it has no registers for it
+  return kernel;
 }
 
 // Main and postprocess kernels, of which one may be of another table, have one layout of dQ's sums:

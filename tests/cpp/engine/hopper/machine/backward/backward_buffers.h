@@ -69,13 +69,12 @@ std::vector<machine::Buffer> backward_buffers() {
         all.push_back({"draws", at.dropout_bits(w) + turn * kDraws, kDraws});
     }
   }
-  if constexpr (C.persistent) {
-    for (uint32_t lap = 0; lap < DrawnTiles::kLaps; ++lap) {
+  if constexpr (C.persistent && !C.block_mask) {
+    for (uint32_t lap = 0; lap < kLaps; ++lap) {
       all.push_back({"a drawn tile", at.drawn_tile(lap), int(sizeof(DrawnTiles::Tile))});
     }
-  } else {
-    add_gradients(all, at);
   }
+  if constexpr (!C.persistent) add_gradients(all, at);
   return all;
 }
 
