@@ -56,7 +56,7 @@ HOPPER_ROOMS = {
     "tables/": "config/",
     "instances/": "tables/ forward/ decode/ backward/ config/",
     "plan/": "instances/ tables/ fp8/ forward_params.h scheduler/ config/ host/",
-    "launch/": "plan/ instances/ tables/ forward/key_term.h backward/ fp8/ combine/ "
+    "launch/": "plan/ instances/ tables/ backward/ fp8/ combine/ "
     "forward_params.h scheduler/ config/ host/",
 }
 

@@ -143,7 +143,7 @@ def test_what_is_no_line_does_not_say_so(other):
 
 @pytest.mark.parametrize("name", KEY_TERMS)
 def test_what_queries_have_alike_is_a_term_of_its_key(name, tmp_path):
-    """An operand of the tensor cores (src/engine/hopper/forward/key_term.h)."""
+    """An operand of the tensor cores (src/engine/hopper/config/key_term.h)."""
     text = text_of(function_of(KEY_TERMS[name])[0])
     assert re.search(r"\nreturn score \+ key_term\(x\d+\);\n$", text)
     assert not re.search("load_of_key<|load_run<|load_clamped_run<", text)

@@ -112,22 +112,20 @@ AddedToScore added_to_score(const fa3_score_function& score) {
   const std::string_view text = score.text;
   const size_t at = text.find(kReturn);
   if (at == text.npos || count_word(text, "return") != 1 || count_word(text, "score") != 1) {
-    return {};
+    return AddedToScore::kNotAlone;
   }
   std::string_view added = text.substr(at + std::strlen(kReturn));
   added = added.substr(0, added.find(';'));
   const bool is_name = !added.empty() && std::ranges::all_of(added, is_of_name);
   const bool is_call = added.find(')') == added.size() - 1;
-  const bool is_linear = is_call && added.starts_with("linear(");
-  const bool is_piecewise_linear = is_call && added.starts_with("piecewise_linear(");
-  const bool is_key_term = is_call && added.starts_with("key_term(");
-  if (!is_name && !is_linear && !is_piecewise_linear && !is_key_term) return {};
-  return {true,
-          is_linear,
-          is_piecewise_linear,
-          is_key_term,
-          stands_once(text, "load_run<"),
-          stands_once(text, "load_clamped_run<")};
+  if (is_call && added.starts_with("linear(")) return AddedToScore::kLinear;
+  if (is_call && added.starts_with("piecewise_linear(")) return AddedToScore::kPiecewiseLinear;
+  if (is_call && added.starts_with("key_term(")) return AddedToScore::kKeyTerm;
+  if (!is_name) return AddedToScore::kNotAlone;
+  const bool has_run = stands_once(text, "load_run<");
+  const bool has_clamped_run = stands_once(text, "load_clamped_run<");
+  if (has_run == has_clamped_run) return AddedToScore::kOther;
+  return has_run ? AddedToScore::kRun : AddedToScore::kClampedRun;
 }
 
 std::string text_of(const char* type, std::span<const ConfigField> fields) {

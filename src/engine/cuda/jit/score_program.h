@@ -25,14 +25,15 @@ struct ScoreKernel {
 int tensor_of_scores(const fa3_score_function& score);
 
 // What the function adds to the score, if it does nothing else with it and says so: its text names
-// the score in its one return alone, `return score + name;`, or a line in place of the name.
-struct AddedToScore {
-  bool is_all;               // that the function does; else nothing below holds
-  bool is_linear;            // linear(...)
-  bool is_piecewise_linear;  // piecewise_linear(...)
-  bool is_key_term;          // key_term(...)
-  bool has_run;              // it loads by load_run(), once,
-  bool has_clamped_run;      // or by load_clamped_run()
+// the score in its one return alone, `return score + name;`, or a call in place of the name.
+enum class AddedToScore {
+  kNotAlone,         // the function does something else, or does not say what
+  kLinear,           // linear(...)
+  kPiecewiseLinear,  // piecewise_linear(...)
+  kKeyTerm,          // key_term(...)
+  kRun,              // what is loaded by load_run(), once,
+  kClampedRun,       // or by load_clamped_run()
+  kOther
 };
 AddedToScore added_to_score(const fa3_score_function& score);
 

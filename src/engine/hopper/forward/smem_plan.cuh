@@ -10,7 +10,7 @@
 #include "engine/cuda/softmax/added_lines.h"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/e4m3_scales.h"
-#include "engine/hopper/forward/key_term.h"
+#include "engine/hopper/config/key_term.h"
 #include "engine/hopper/forward/producer/schedule/tile_scheduler.cuh"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/scheduler/work_tile.cuh"

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "engine/cuda/softmax/added_lines.h"
 #include "engine/hopper/backward/backward_params.h"
-#include "engine/hopper/forward/key_term.h"
+#include "engine/hopper/config/key_term.h"
 #include "engine/hopper/forward_params.h"
 
 namespace fa3::hopper {
@@ -139,28 +139,38 @@ struct AheadOfScores {
 AheadOfScores by_tile(const fa3_score_function& score, const ForwardConfig& c, int captured) {
   return {with_captured_tiles(c),
           concat(definition_of_tile(captured),
-                 cuda::added_to_score(score).is_all ? "#define FA3_SCORE_ADDS\n" : "",
+                 cuda::added_to_score(score) == cuda::AddedToScore::kNotAlone
+                     ? ""
+                     : "#define FA3_SCORE_ADDS\n",
                  is_tile_read_once(score, captured) ? "#define FA3_SCORE_TILE_ONCE\n" : "")};
 }
 
-AheadOfScores by_added(const cuda::AddedToScore& added, ForwardConfig c) {
-  std::string definitions = "#define FA3_SCORE_ADDS\n";
-  if (added.has_run) definitions += "#define FA3_SCORE_RUN\n";
-  if (added.has_clamped_run) definitions += "#define FA3_SCORE_CLAMPED_RUN\n";
-  if (added.is_linear) definitions += "#define FA3_SCORE_LINEAR\n";
-  if (added.is_piecewise_linear) definitions += "#define FA3_SCORE_PIECEWISE_LINEAR\n";
-  if (added.is_key_term) definitions += "#define FA3_SCORE_KEY_TERM\n";
-  if (added.is_key_term) return {with_room_for(key_term_bytes(c.block_n), c), definitions};
-  const bool has_lines = added.is_linear || added.is_piecewise_linear;
-  if (has_lines) c = with_room_for(bytes_of_lines(c, added.is_piecewise_linear), c);
-  return {c, definitions};
+AheadOfScores by_added(cuda::AddedToScore added, const ForwardConfig& c) {
+  const auto defining = [](const char* name, const ForwardConfig& config) {
+    return AheadOfScores{config, concat("#define FA3_SCORE_ADDS\n#define ", name, "\n")};
+  };
+  using enum cuda::AddedToScore;
+  switch (added) {
+    case kLinear:
+      return defining("FA3_SCORE_LINEAR", with_room_for(bytes_of_lines(c, false), c));
+    case kPiecewiseLinear:
+      return defining("FA3_SCORE_PIECEWISE_LINEAR", with_room_for(bytes_of_lines(c, true), c));
+    case kKeyTerm:
+      return defining("FA3_SCORE_KEY_TERM", with_room_for(key_term_bytes(c.block_n), c));
+    case kRun:
+      return defining("FA3_SCORE_RUN", c);
+    case kClampedRun:
+      return defining("FA3_SCORE_CLAMPED_RUN", c);
+    default:
+      return {c, "#define FA3_SCORE_ADDS\n"};
+  }
 }
 
 AheadOfScores ahead_of_scores(const fa3_score_function& score, ForwardConfig c, int captured) {
   if (captured != kNoTile) return by_tile(score, c, captured);
   const std::string pairs = cuda::definition_of_pairs(score);
   const cuda::AddedToScore added = cuda::added_to_score(score);
-  if (pairs.empty() && added.is_all) return by_added(added, c);
+  if (pairs.empty() && added != cuda::AddedToScore::kNotAlone) return by_added(added, c);
   // Beside pairs, registers do not last for guarded steps that may find no reference: 0.8 of the
   // speed of online steps (docs/lab/flex.md). Without pairs they gain.
   if (!pairs.empty() && score.may_hide != 0) c.guarded = false;

@@ -29,10 +29,11 @@ bool streams_captured_tiles(const Problem& p, const ForwardShape& shape) {
 // Whether three warpgroups, which have fewer registers, are faster than two. Measured:
 // docs/lab/flex.md.
 bool is_for_three_warpgroups(const Problem& p, const ForwardShape& shape) {
+  using enum cuda::AddedToScore;
   const cuda::AddedToScore added = cuda::added_to_score(*p.score);
-  if (p.score->num_tensors == 0 || added.is_linear || added.is_key_term) return true;
+  if (p.score->num_tensors == 0 || added == kLinear || added == kKeyTerm) return true;
   const bool gains = shape.head_dim <= 64 || has_many_keys(p);
-  return gains && (added.is_piecewise_linear || added.has_run || added.has_clamped_run);
+  return gains && added != kOther && added != kNotAlone;
 }
 
 // Tiles of kernels of any GPU: 128 rows of heads that share keys.

@@ -20,8 +20,12 @@
 namespace fa3 {
 namespace {
 
+using enum cuda::AddedToScore;
+
 TEST(ScoreText, AddsWhereItsOneReturnNamesTheScoreAlone) {
-  const auto adds = [](const char* text) { return cuda::added_to_score(function_of(text)).is_all; };
+  const auto adds = [](const char* text) {
+    return cuda::added_to_score(function_of(text)) != kNotAlone;
+  };
   EXPECT_TRUE(adds("const float x5 = 2.0f * h;\nreturn score + x5;"));
   EXPECT_TRUE(adds("using namespace score;\nconst float score_2 = 1.0f;\nreturn score + score_2;"));
   EXPECT_FALSE(adds("return score;"));
@@ -36,26 +40,23 @@ TEST(ScoreText, AddsWhereItsOneReturnNamesTheScoreAlone) {
 
 TEST(ScoreText, SaysHowWhatItAddsChangesFromKeyToKey) {
   const auto added = [](const char* text) { return cuda::added_to_score(function_of(text)); };
-  EXPECT_TRUE(added("const float a = 1.0f;\nreturn score + linear(a, a);").is_linear);
-  EXPECT_TRUE(added("return score + piecewise_linear(a, b);").is_piecewise_linear);
-  EXPECT_FALSE(added("return score + piecewise_linear(a, b);").is_linear);
-  EXPECT_TRUE(added("return score + key_term(x);").is_key_term);
-  EXPECT_TRUE(added("const float x = load_run<float, 0, 1>(kv_idx);\nreturn score + x;").has_run);
-  const auto clamped =
-      added("const float x = load_clamped_run<float, 0, 1>(kv_idx);\nreturn score + x;");
-  EXPECT_TRUE(clamped.has_clamped_run && !clamped.has_run);
+  EXPECT_EQ(added("const float a = 1.0f;\nreturn score + linear(a, a);"), kLinear);
+  EXPECT_EQ(added("return score + piecewise_linear(a, b);"), kPiecewiseLinear);
+  EXPECT_EQ(added("return score + key_term(x);"), kKeyTerm);
+  EXPECT_EQ(added("const float x = load_run<float, 0, 1>(kv_idx);\nreturn score + x;"), kRun);
+  EXPECT_EQ(added("const float x = load_clamped_run<float, 0, 1>(kv_idx);\nreturn score + x;"),
+            kClampedRun);
   for (const char* text :
        {"return score + linear(a, b) + c;", "return score + linear(f(a), b);",
         "return score + linear(a, score);", "return 2 * score + linear(a, b);",
         "return score + bilinear(a, b);", "return score * key_term(x);",
         "return score + key_term(x) + y;", "const float a = linear(b, c);\nreturn score + a * a;",
         "const float x = load_run<float, 0, 1>(kv_idx);\nreturn score * x;"}) {
-    EXPECT_FALSE(added(text).is_all || added(text).is_linear || added(text).has_run) << text;
+    EXPECT_EQ(added(text), kNotAlone) << text;
   }
-  const auto twice = added(
-      "const float x = load_run<float, 0, 1>(h) + load_run<float, 1, 1>(h);\n"
-      "return score + x;");
-  EXPECT_TRUE(twice.is_all && !twice.has_run);
+  EXPECT_EQ(added("const float x = load_run<float, 0, 1>(h) + load_run<float, 1, 1>(h);\n"
+                  "return score + x;"),
+            kOther);
 }
 
 // Functions that differ in one thing each.

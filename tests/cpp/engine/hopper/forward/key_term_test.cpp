@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Terms of keys as columns of an operand: three numbers of bf16 are all of a float32.
-#include "engine/hopper/forward/key_term.h"
+#include "engine/hopper/config/key_term.h"
 
 #include <gtest/gtest.h>
 

@@ -3,8 +3,8 @@
 // lines_score.cuh.
 #pragma once
 
+#include "engine/hopper/config/key_term.h"
 #include "engine/hopper/forward/consumer/score/function_score.cuh"
-#include "engine/hopper/forward/key_term.h"
 #include "engine/hopper/forward/smem_plan.cuh"
 
 namespace fa3::hopper {
