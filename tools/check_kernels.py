@@ -189,13 +189,12 @@ def backward(
     variant: int,
     dropout: int,
     in_pairs: int,
-    persistent: int,
 ) -> Expected:
     """Sites up to 128 columns: S in first block and step, dP and dV in the step, dK also last.
 
     Beyond, each side has two sites of its tile and two of its sum, in halves at 256. dQ's parts are
     unrolled where there are two. Softcap of large products has one more exponential wherever there
-    are scores, and with helpers at 128 columns spilled registers, as persistent CTAs have in fp16.
+    are scores, and with helpers at 128 columns spilled registers.
     Helpers give up registers too.
     Of pairs dQ is half of the columns of two products, with a fence each. At 256 columns CTAs are
     pairs, and the halves of dO have a fence each and a wait where they are summed.
@@ -207,7 +206,7 @@ def backward(
     dq = ctas * dq_sites * block_n // 16
     exponentials = block_m * (2 if variant == CAPPED else 1)
     if d <= 128:
-        spilled = 38 if d == 128 and helpers and variant == CAPPED else 2 * persistent
+        spilled = 38 if d == 128 and helpers and variant == CAPPED else 0
         ss, rs = 2 * d // 16 + dv // 16 + dq, 3 * block_m // 16
         return Expected(ss, rs, 10 + (1 + ctas) * dq_sites, exponentials, 0, spilled, 2 + helpers)
     ss, rs = 2 * (d + dv) // 16 + dq, 4 * block_m // 16 * (d // 256 + 1)
@@ -249,8 +248,8 @@ GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config
 MERGED = 16 + 4 * 4 + 5 * 3
 # Factors where a split of the tile joins two rows: of their own part and of the split's.
 JOINED = 2 * 2
-# Or not; the variant; dropout; whether CTAs are pairs to 128 columns, and persistent.
-HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)ELb\dELb\dELb(\d)ELb(\d)E"
+# Or not; the variant; dropout; whether CTAs are pairs to 128 columns.
+HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)ELb\dELb\dELb(\d)E"
 E4M3 = rb"ELb(\d)"  # of the forward
 # Whether steps overlap, after two kinds of stages.
 OVERLAPS = rb"ELi\d+ELi\d+ELb(\d)"

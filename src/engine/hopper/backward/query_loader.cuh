@@ -122,8 +122,8 @@ class QueryLoader {
     while (left_ > 0) load_next_queries();
   }
 
-  // Of a persistent CTA: K, the first queries and V, each when its stage is free; or that there is
-  // no more.
+  // A persistent CTA's: K, the first queries and V, each when its stage is free. There may be none:
+  // its K says so, too.
   __device__ __forceinline__ bool load_next_key_block() {
     if (work_.num_steps() > 0) v_cursor_.advance();
     k_cursor_.advance();

@@ -157,7 +157,7 @@ class ListedKeyBlock {
     if (mine_.num_steps > 0) open_next_list();
   }
   __device__ __forceinline__ const Lap& lap() const { return mine_.laps.of[lap_ % kLaps]; }
-  // Of a persistent CTA the lap's, which takes no registers.
+  // A persistent CTA reads it in shared memory, for want of registers.
   __device__ __forceinline__ ListedPlace<C> place() const {
     if constexpr (C.persistent) return {params_, lap().at};
     return at_;
