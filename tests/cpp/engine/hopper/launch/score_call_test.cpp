@@ -175,6 +175,33 @@ TEST_F(ScoredGradients, WalkListsWhateverTheSlope) {
   }
 }
 
+// Beside lists of 64 columns other calls have persistent CTAs.
+TEST_F(ScoredGradients, OfListsHaveACtaForEachKeyBlock) {
+  const auto of_64_columns = [](int number) {
+    return contiguous(on_gpu(number).data, FA3_BFLOAT16, {8, 1000, 32, 64}, {FA3_CUDA, 0});
+  };
+  int number = 0;
+  for (fa3_tensor* tensor : {&backward.q, &backward.k, &backward.v, &backward.o, &backward.d_o,
+                             &backward.dq, &backward.dk, &backward.dv}) {
+    *tensor = of_64_columns(number++);
+  }
+  backward.lse = contiguous(on_gpu(8).data, FA3_FLOAT32, {8, 32, 1000}, {FA3_CUDA, 0});
+  int32_t* const map = reinterpret_cast<int32_t*>(uintptr_t{0x9000});
+  backward.options.block_mask = contiguous(map, FA3_INT32, {1, 1, 8, 8}, {FA3_CUDA, 0});
+  for (const fa3_score_function* function : {&score, static_cast<fa3_score_function*>(nullptr)}) {
+    backward.options.score = function;
+    unsigned ctas = 0;
+    g_on_launch = [&](const cudaLaunchConfig_t& config, const void*) {
+      if (config.blockDim.x == 512) ctas = config.gridDim.x;
+    };
+    void* workspace = reinterpret_cast<void*>(uintptr_t{0x9000000000});
+    const fa3_status status = fa3_backward(&backward, workspace, size_t{1} << 33, nullptr);
+    if (status == FA3_UNSUPPORTED) GTEST_SKIP() << fa3_last_error();
+    ASSERT_EQ(status, FA3_OK) << fa3_last_error();
+    EXPECT_EQ(ctas == 8 * 32 * 8, function != nullptr) << ctas;
+  }
+}
+
 TEST_F(ScoredGradients, WalkListsThatWereMadeBefore) {
   int32_t* const map = reinterpret_cast<int32_t*>(uintptr_t{0x9000});
   void* const memory = reinterpret_cast<void*>(uintptr_t{0xa00000000});
