@@ -232,10 +232,10 @@ def verify(build: Path, path: Path, only: Sequence[str] = ("",), gpu_oracle: boo
     """Runs what the record lacks, writing it after every piece. True if all passed.
 
     With `only`, just the pieces with one of its texts in their names; of others the record is
-    kept."""
+    kept, but for those that there are no longer."""
     every, running = pieces(build, gpu_oracle), {}
     digests, codes = hashes(every), KernelCode.load(build)
-    before = load_record(path).get("pieces", [])
+    before = [piece for piece in load_record(path).get("pieces", []) if piece["name"] in every]
     known = {piece["name"]: piece.get("code", ()) for piece in before}
     todo = {
         name: commands for name, commands in every.items() if any(text in name for text in only)

@@ -283,20 +283,21 @@ record, program = map(Path, sys.argv[1:])
 rows = {{str(row): f"code of {{row}}" for row in range(2)}}
 gpu_verify.KernelCode.load = lambda build: gpu_verify.KernelCode({{"check": rows}})
 commands = [[str(program), "--rows", str(row), str(row + 1)] for row in range(2)]
-gpu_verify.pieces = lambda build, gpu_oracle: {{"kernels": commands}}
+gpu_verify.pieces = lambda build, gpu_oracle: {{"kernels": commands, "another": []}}
 gpu_verify.hashes = lambda names: dict.fromkeys(names, "of these sources")
 gpu_verify.gpu = lambda: {{}}
 signal.signal(signal.SIGTERM, gpu_verify.say_what_runs)
 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-gpu_verify.verify(program.parent, record)
+gpu_verify.verify(program.parent, record, only=["kernels"])
 """
 
 
-def test_a_run_that_is_ended_early_keeps_what_passed(tmp_path):
+def test_a_run_that_is_ended_early_keeps_what_passed_of_pieces_that_there_are(tmp_path):
     program, record = tmp_path / "check", tmp_path / "record.json"
     program.write_text("#!/bin/sh\nsleep ${2}0\necho 3 checks, 0 failures\n")
     program.chmod(0o755)
-    record.write_text(json.dumps({"pieces": [{"name": "another", "passed": False}]}))
+    before = [{"name": name, "passed": False} for name in ("another", "one that was removed")]
+    record.write_text(json.dumps({"pieces": before}))
     subprocess.run([sys.executable, "-c", ENDED_EARLY, record, program], check=False)
     another, kernels = json.loads(record.read_text())["pieces"]
     assert another["name"] == "another" and not kernels["passed"]

@@ -39,9 +39,9 @@ struct BackwardConfig {
     BackwardConfig other = *this;
     other.element = e;
     other.variant = v;
-    if (other.general()) other.helpers = true;           // loads take more instructions there
-    if (v != Variant::kDense) other.persistent = false;  // nor have they registers for it
-    if (other.keeps_p()) {                               // which takes shared memory from Q and dO
+    if (other.general()) other.helpers = true;  // loads take more instructions there
+    if (v != Variant::kDense) other.persistent = false;
+    if (other.keeps_p()) {  // which takes shared memory from Q and dO
       other.block_m = 64;
       other.stages = 3;
       // They would cost the key warpgroups 8 registers. But who walks lists has no other work.

@@ -172,7 +172,7 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
     return listed_slopes_kernel(row.instance->config, element);
   }
   BackwardKernel kernel = row.kernel(element, variant);
-  if (p.score != nullptr) kernel.config.persistent = false;  // it has no registers for it
+  if (p.score != nullptr) kernel.config.persistent = false;  // compiled for key blocks one by one
   return kernel;
 }
 
