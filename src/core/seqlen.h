@@ -62,6 +62,14 @@ struct Lengths {
     return rows;
   }
 
+  // The rows of a packed tensor behind those of its `batch` sequences: no sequence owns them. Reads
+  // no entry of the arrays that the batch does not have.
+  FA3_HD constexpr Rows unowned_rows(int64_t batch) const {
+    const Rows last = batch > 0 ? clamped_rows_of(batch - 1) : Rows{};
+    const int64_t begin = last.begin + last.owned;
+    return {begin, 0, total - begin};
+  }
+
  private:
   static FA3_HD constexpr int64_t clamped(int64_t x, int64_t most) {
     return x < 0 ? 0 : x > most ? most : x;

@@ -49,8 +49,9 @@ class EngineTestOf : public testing::TestWithParam<Param> {
     EXPECT_EQ(run.problem, "") << c;
     return run;
   }
-  BackwardRun backward(const Case& c, const Inputs& inputs, const ForwardRun& at) const {
-    BackwardRun run = run_backward(engine(), c, inputs, at);
+  BackwardRun backward(const Case& c, const Inputs& inputs, const ForwardRun& at,
+                       bool deterministic = true) const {
+    BackwardRun run = run_backward(engine(), c, inputs, at, deterministic);
     EXPECT_EQ(run.problem, "") << c;
     return run;
   }

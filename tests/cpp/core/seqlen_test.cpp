@@ -63,5 +63,17 @@ TEST(Lengths, clamped_ones_lie_within_the_tensor_and_the_bound_whatever_the_arra
   EXPECT_EQ(dense.clamped_rows_of(3).owned, 6);
 }
 
+// Whatever lies beside the arrays.
+TEST(Lengths, of_a_batch_say_which_rows_no_sequence_owns) {
+  const int32_t starts[] = {-77, 0, 3, 8, 1 << 30};
+  const Lengths lengths{.cu_seqlens = starts + 1, .max = 5, .total = 11};
+  for (const auto& [batch, begin] : {std::pair{0, 0}, {1, 3}, {2, 8}}) {
+    const Rows rows = lengths.unowned_rows(batch);
+    EXPECT_EQ(rows.begin, begin);
+    EXPECT_EQ(rows.owned, 11 - begin);
+    EXPECT_EQ(rows.used, 0);
+  }
+}
+
 }  // namespace
 }  // namespace fa3::test

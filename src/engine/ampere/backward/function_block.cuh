@@ -125,7 +125,7 @@ struct FunctionBlock {
           const int query = at.query(step, j), key = at.key(tile, j);
           const float found = function.of(score, at.sequence, at.head, query, key);
           const float exponent = __fmaf_rn(found, kLog2E, -lse[j / 4 * 2 + j % 2]);
-          p[j] = product == -kInfinity ? 0.0f : ex2(exponent);
+          p[j] = product == -kInfinity ? 0.0f : bounded_p(exponent);
           kept[j] = Kept::of(function, score, at.sequence, at.head, query, key);
           if constexpr (!C.keeps_slopes) kept[j] = p[j] == 0.0f ? 0.0f : p[j] * kept[j];
         }

@@ -37,14 +37,11 @@ struct RowBlock {
                .owned = 0,
                .used = 0};
     const bool exists = b.sequence < grid.sequences;
-    if (exists || grid.sequences > 0) {
-      const Rows rows = rows_of(grid.lengths, exists ? b.sequence : grid.sequences - 1);
-      b.begin = int(exists ? rows.begin : rows.begin + rows.owned);
-      b.owned = int(exists ? rows.owned : grid.lengths.total - b.begin);
-      b.used = exists ? int(rows.used) : 0;
-    } else {
-      b.owned = int(grid.lengths.total);
-    }
+    const Rows rows =
+        exists ? rows_of(grid.lengths, b.sequence) : grid.lengths.unowned_rows(grid.sequences);
+    b.begin = int(rows.begin);
+    b.owned = int(rows.owned);
+    b.used = int(rows.used);
     if (exists && !grid.lengths.in_one_tensor) b.batch = b.sequence;
     return b;
   }

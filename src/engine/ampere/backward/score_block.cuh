@@ -100,7 +100,7 @@ struct ScoreBlock {
         float p[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          p[j] = ex2(__fmaf_rn(at(scores, i, step, j), scale_log2, -lse[j / 4 * 2 + j % 2]));
+          p[j] = bounded_p(__fmaf_rn(at(scores, i, step, j), scale_log2, -lse[j / 4 * 2 + j % 2]));
         }
         pack(packed[i][step], p);
       }
@@ -158,7 +158,7 @@ struct ScoreBlock {
         for (int j = 0; j < 8; ++j) {
           float& x = at(scores, i, step, j);
           const float derivative = score.derivative(x);
-          x = ex2(x - lse[j / 4 * 2 + j % 2]);
+          x = bounded_p(x - lse[j / 4 * 2 + j % 2]);
           x = __uint_as_float(__float_as_uint(x) ^ sign[j]);
           other[j] = x * derivative;
         }

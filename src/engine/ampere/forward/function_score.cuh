@@ -21,11 +21,6 @@ struct FunctionScore : ScaledScore {
     if constexpr (C.quantized) scale *= cache_scale(p.cache_scales.key, w);
   }
 
-  // Rounded up: P of the largest score is 1 at most, whatever a large number loses in roundings.
-  __device__ __forceinline__ float reference(float score) const {
-    return __fmul_ru(score, scale_log2);
-  }
-
   // For the row tile of this number of the warp's, 16 rows, and the keys of a block.
   template <int Count>
   __device__ __forceinline__ void prepare(float (&products)[Count], int row_tile, int block) const {

@@ -91,10 +91,18 @@ class ScoreStep {
     if constexpr (C.block_mask) masked = hides_by_bits(r, block, first_key) || masked;
     if (!masked && may_guard) return guarded(r, block);
     online(r);
-    if constexpr (C.block_mask) {
+    if (!kHasScoreFunction && any_warp_wants_online_steps(r)) {
+      never_guard();
+    } else if constexpr (C.block_mask) {
       if (!masked) may_guard_below(block);
     }
     return true;
+  }
+
+  // Behind the last block: references as the epilogue takes them.
+  __device__ __forceinline__ void finish(Tile& r) const {
+#pragma unroll
+    for (int t = 0; t < Tile::kRowTiles; ++t) r.rows[t] = in_log2_units(score_, r.rows[t]);
   }
 
  private:
@@ -159,6 +167,19 @@ class ScoreStep {
   __device__ __forceinline__ void may_guard_below(int block) {
     const bool first = mine_.blocks.online_from == 0 && mine_.fired_guards == 0;
     if (first && thread_in_block() % kWarpSize == 0) mine_.blocks.online_from = block;
+  }
+
+  __device__ __forceinline__ static bool any_warp_wants_online_steps(const Tile& r) {
+    bool wants = false;
+#pragma unroll
+    for (int t = 0; t < Tile::kRowTiles; ++t) wants |= any_wants_online_steps(r.rows[t]);
+    return __any_sync(0xffffffff, wants);
+  }
+  // As if enough guards had fired, so that may_guard_below() finds no first time.
+  __device__ __forceinline__ void never_guard() {
+    if (thread_in_block() % kWarpSize != 0) return;
+    mine_.fired_guards = kFewGuardFires;
+    mine_.blocks.online_from = 0;
   }
 
   // Most often nothing moves: then a vote is all.

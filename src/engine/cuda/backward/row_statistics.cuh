@@ -63,7 +63,7 @@ struct RowStatistics {
   // Minus the row's part of the sink's gradient. A sink is a key without a value: its dP is zero.
   __device__ __forceinline__ float of_sink(float sink, float product) const {
     if (sees_nothing()) return 0.0f;
-    const float weight = sink == lse ? 1.0f : ex2((sink - lse) * kLog2E);  // both may be infinite
+    const float weight = sink == lse ? 1.0f : ex2(-fabsf(sink - lse) * kLog2E);  // maybe infinite
     return weight * delta(product);
   }
 

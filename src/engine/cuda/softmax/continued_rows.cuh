@@ -74,7 +74,7 @@ __device__ __forceinline__ void store_continued_rows(const ForwardOutput& to,
         goes_on
             ? before.lse.data[before.lse.strides.offset(queries.batch, rows.head[r], rows.row[r])]
             : -kInfinity;
-    const RowWeights weights = weights_of(sees_none ? -kInfinity : ref + lg2(sum), lse_before);
+    const RowWeights weights = weights_of(sees_none ? -kInfinity : log_sum(ref, sum), lse_before);
     lse[r] = weights.lse;
     const float factor = weights.here * inverse_of(sum);
 #pragma unroll

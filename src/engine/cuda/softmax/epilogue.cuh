@@ -153,7 +153,7 @@ __device__ __forceinline__ void store_lse(const RowFloats& lse, int batch, const
     // A row without P has sum 0, so -inf comes out.
     store_global_if(stores && rows.exists[r],
                     lse.data + lse.strides.offset(batch, rows.head[r], rows.row[r]),
-                    (ref[r] + lg2(sum[r])) * kLn2);
+                    log_sum(ref[r], sum[r]) * kLn2);
   }
 }
 
@@ -170,7 +170,7 @@ __device__ __forceinline__ void add_sinks_and_store_lse(const ForwardOutput& to,
     const bool rules = sink * kLog2E > ref[r];
     const float smaller = sink == -kInfinity ? 0.0f : ex2(-fabsf(ref[r] - sink * kLog2E));
     const float lse =
-        rules ? sink + lg2(1 + sum[r] * smaller) * kLn2 : (ref[r] + lg2(sum[r] + smaller)) * kLn2;
+        rules ? sink + lg2(1 + sum[r] * smaller) * kLn2 : log_sum(ref[r], sum[r] + smaller) * kLn2;
     sum[r] += rules ? rcp(smaller) : smaller;
     store_global_if(stores && rows.exists[r],
                     to.lse.data + to.lse.strides.offset(batch, rows.head[r], rows.row[r]), lse);
@@ -238,7 +238,7 @@ __device__ __forceinline__ void store_partial(const PartialOutput& to, int parti
     const float sum = query < queries.used ? all : 0.0f;
     const float ref = query < queries.used ? state.ref[r] : -kInfinity;
     const int64_t at = to.row(partial, tile_row + row);
-    store_global_if(exists && lane % kQuadLanes == 0, to.lse + at, ref + lg2(sum));
+    store_global_if(exists && lane % kQuadLanes == 0, &to.sums[at].ref, ref, sum);
     const int lane_column = fragment_lane_column(lane);
     store_floats<false>(to.o + at * to.columns + lane_column, exists ? to.columns - lane_column : 0,
                         output, r, inverse_of(sum));

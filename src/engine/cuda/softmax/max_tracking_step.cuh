@@ -65,10 +65,23 @@ __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowSta
 // Whether the early P of a max-tracking step may have overflowed in this warp: then its scores are
 // lost. Below this growth they, and a thread's sums of them, are at most 2^100 * Score::kTop *
 // Early.
+inline constexpr float kLeastKeptRescale = 0x1p-100f;
+
 template <class Result>
 __device__ __forceinline__ bool outgrown(const Result& result) {
-  const bool within = fminf(result.rescale[0], result.rescale[1]) >= 0x1p-100f;
+  const bool within = fminf(result.rescale[0], result.rescale[1]) >= kLeastKeptRescale;
   return __any_sync(0xffffffff, !within);
+}
+
+// Scores are computed again by other instructions, whose roundings differ: the row's largest may be
+// far below the reference that the lost ones have set. What was before them weighs nothing, so such
+// rows are like rows that have seen no key.
+template <class Result>
+__device__ __forceinline__ void forget_outgrown_references(RowState& rows, const Result& result) {
+#pragma unroll
+  for (int row = 0; row < kRowsPerThread; ++row) {
+    if (!(result.rescale[row] >= kLeastKeptRescale)) rows.ref[row] = -kInfinity;
+  }
 }
 
 }  // namespace fa3::cuda

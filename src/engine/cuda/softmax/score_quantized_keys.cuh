@@ -26,20 +26,23 @@ struct ScaledSoftCap {
 // Hooks for P in 16 bits and products whose rows have factors of their own, beside the tile's.
 template <int Keys>
 struct RowScaledScore : ScoreOf16BitP<ScaledScore, Keys> {
-  float factor[kRowsPerThread];
+  float scale[kRowsPerThread];
 
   __device__ __forceinline__ void set_scales(float tile, const float (&rows)[kRowsPerThread]) {
     // Not zero: masked scores are -inf.
-    for (int row = 0; row < kRowsPerThread; ++row) factor[row] = fmaxf(tile * rows[row], 0x1p-126f);
+    for (int row = 0; row < kRowsPerThread; ++row) scale[row] = fmaxf(tile * rows[row], 0x1p-126f);
   }
 
-  __device__ __forceinline__ float exponent(int, int row, float product, float ref) const {
-    return __fmaf_rn(product, factor[row], -ref);
+  __device__ __forceinline__ float row_factor(int row, float ref) const {
+    return factor_of(scale[row], ref);
   }
   __device__ __forceinline__ float comparable(int, int row, float product) const {
-    return product * factor[row];
+    return reference_of(scale[row], product);
   }
   __device__ __forceinline__ float reference(float largest) const { return largest; }
+  __device__ __forceinline__ float log2_units(int row, float ref) const {
+    return in_log2_units(scale[row], ref);
+  }
 };
 
 template <int Keys>

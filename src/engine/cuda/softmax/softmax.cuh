@@ -24,6 +24,17 @@
 
 namespace fa3::cuda {
 
+// The log-sum-exp, to base 2, of a sum of P. The hardware's log2 is off by 2^-19 at 2^-24, where P
+// of bf16 begins, so the sum's exponent joins the reference: one score of 0 has exactly 0.
+__device__ __forceinline__ float log_sum(float ref, float sum) {
+  constexpr uint32_t kOne = 0x3f800000, kLeast = 0x00800000, kInfinite = 0x7f800000;
+  const uint32_t bits = __float_as_uint(sum);
+  const bool normal = bits - kLeast < kInfinite - kLeast;  // positive, too
+  const uint32_t power = normal ? bits & kInfinite : kOne;
+  const float mantissa = __uint_as_float(bits - power + kOne);
+  return ref + float((int(power) - int(kOne)) >> 23) + lg2(mantissa);
+}
+
 // Above this, the reciprocal of P is not a normal fp32 number. The larger P may grow, the fewer
 // scores are recomputed, which takes as long as several steps.
 inline constexpr float kLargestRescalable = 0x1p126f;
@@ -81,16 +92,26 @@ struct BlockSums {
   }
 };
 
+// What exponents are computed with in rows with these references.
+template <class Score>
+struct RowFactors {
+  typename Score::Factor of[kRowsPerThread];
+
+  __device__ __forceinline__ RowFactors(const Score& score, const float (&ref)[kRowsPerThread])
+      : of{score.row_factor(0, ref[0]), score.row_factor(1, ref[1])} {}
+};
+
 // Scores [Begin, End) of the thread's first rows become P against `ref`.
 template <int Begin, int End, int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float (&ref)[2],
-                                             const Score& score, BlockSums<Score>& sums) {
+                                             const RowFactors<Score>& factors, const Score& score,
+                                             BlockSums<Score>& sums) {
 #pragma unroll
   for (int i = Begin; i < End; ++i) {
     constexpr int kSize = Count / Score::kGroups;
     const int row = fragment_row_index(i), group = i / kSize;
     if (Rows < kRowsPerThread && row >= Rows) continue;
-    scores[i] = ex2(score.exponent(group, row, scores[i], ref[row]));
+    scores[i] = ex2(score.exponent(group, row, scores[i], ref[row], factors.of[row]));
     add_p<Score>(sums.part[row][group][i % 2], scores[i], i, group * kSize);
   }
 }
@@ -160,20 +181,39 @@ __device__ __forceinline__ float move_reference(float& ref, float max, const Sco
   return ex2(old_ref - finite_ref);
 }
 
+// Whether guarded steps, which know no large references (score.cuh), are not for this row: it has
+// one, or may come to one by a few fired guards.
+__device__ __forceinline__ bool wants_online_steps(float ref) {
+  return fabsf(ref) >= kLarge / 2 && ref != -kInfinity;
+}
+__device__ __forceinline__ bool any_wants_online_steps(const RowState& rows) {
+  return wants_online_steps(rows.ref[0]) || wants_online_steps(rows.ref[1]);
+}
+
 // Takes the thread's first rows; others are left as they are.
 template <int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void online_step(float (&scores)[Count], RowState& rows,
                                             const Score& score, typename Score::Result& result) {
   float max[kRowsPerThread];
   row_max<Rows>(scores, score, max);
-  float finite_ref[kRowsPerThread];
+  float finite_ref[kRowsPerThread] = {};
 #pragma unroll
   for (int row = 0; row < Rows; ++row) {
     result.rescale[row] = move_reference(rows.ref[row], max[row], score, finite_ref[row]);
   }
   BlockSums<Score> sums;
-  exponentiate<0, Count, Rows>(scores, finite_ref, score, sums);
+  exponentiate<0, Count, Rows>(scores, finite_ref, {score, finite_ref}, score, sums);
   sums.store(score, result);
+}
+
+// Rows as an epilogue takes them: large references in log2 units (score.cuh).
+template <class Score>
+__device__ __forceinline__ RowState in_log2_units(const Score& score, RowState rows) {
+#pragma unroll
+  for (int row = 0; row < kRowsPerThread; ++row) {
+    rows.ref[row] = score.log2_units(row, rows.ref[row]);
+  }
+  return rows;
 }
 
 // `meanwhile` is called once the thread's first Early of P are there.
@@ -181,10 +221,12 @@ template <int Early, class Score, int Count, class Meanwhile>
 __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowState& rows,
                                              const Score& score, typename Score::Result& result,
                                              const Meanwhile& meanwhile) {
+  constexpr float kSmall[kRowsPerThread] = {};  // no reference is large
+  const RowFactors<Score> factors(score, kSmall);
   BlockSums<Score> sums;
-  exponentiate<0, Early>(scores, rows.ref, score, sums);
+  exponentiate<0, Early>(scores, rows.ref, factors, score, sums);
   meanwhile();
-  exponentiate<Early, Count>(scores, rows.ref, score, sums);
+  exponentiate<Early, Count>(scores, rows.ref, factors, score, sums);
   sums.store(score, result);
 }
 

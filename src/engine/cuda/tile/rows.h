@@ -77,11 +77,17 @@ struct PartialInput {
   bool pairs;     // of o's columns are aligned to 8 bytes
 };
 
-// Where pieces of tiles leave their results, in float32: O, normalised, and the log-sum-exp to
-// base 2. Each slot has the rows of a tile.
+// What a row of a split weighs: the sum of its P, relative to a reference to base 2. Two numbers,
+// since beside a large reference a log-sum-exp has no bits for the sum.
+struct alignas(8) PartialSum {
+  float ref, sum;
+};
+
+// Where splits of tiles leave their results, in float32: O, normalised, and the sums of P. Each
+// slot has the rows of a tile.
 struct PartialOutput {
   float* o = nullptr;  // (slots, rows, columns)
-  float* lse = nullptr;
+  PartialSum* sums = nullptr;
   int rows = 0;
   int columns = 0;
 

@@ -32,9 +32,9 @@ FA3_HD constexpr SequenceRows rows_of_sequence(const Lengths& lengths_q, const L
                                                const KeyPlaces& places, int batch, int b) {
   SequenceRows s;
   if (b == batch) {
-    const Rows last = lengths_q.clamped_rows_of(b - 1);
-    s.queries.begin = b == 0 ? 0 : int(last.begin + last.owned);
-    s.queries.count = int(lengths_q.total) - s.queries.begin;
+    const Rows unowned = lengths_q.unowned_rows(batch);
+    s.queries.begin = int(unowned.begin);
+    s.queries.count = int(unowned.owned);
     return s;
   }
   const Rows q = lengths_q.clamped_rows_of(b), k = lengths_k.clamped_rows_of(b);

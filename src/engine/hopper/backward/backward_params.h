@@ -19,11 +19,13 @@
 
 namespace fa3::hopper {
 
-// By key block: blocks of accum_layout.h, to which the CTAs of its splits add.
+// By key block: blocks of accum_layout.h, to which the CTAs of its splits add. The sums of all key
+// blocks for the first two splits come first, `blocks` of them, then those for the next two.
 struct DkvAccum {
   float* dk = nullptr;
   float* dv = nullptr;
   BlockNumbers numbers;
+  int64_t blocks = 0;
 };
 
 // The varlen metadata of queries or of keys: the list of their tiles (scheduler/sequence_tiles.h).
@@ -123,6 +125,8 @@ struct WideBackwardParams : BackwardParams {
 struct PostprocessParams {
   RowTensor gradient;
   const float* accum;
+  int sums;            // of a block, which are added up
+  int64_t sum_blocks;  // from a block's sum to its next, in blocks
   RowTiles tiles;
   float scale;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // After the main kernel: dQ from float32 sums in accumulator order to rows of 16-bit elements,
-// times the softmax scale. A warpgroup for each part of a query block (accum_layout.h). Limited by
-// memory bandwidth.
+// times the softmax scale; dK and dV likewise, where splits have summed them. A warpgroup for each
+// part of a block (accum_layout.h). Limited by memory bandwidth.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
@@ -93,6 +93,17 @@ __global__ void __launch_bounds__(kWarpgroupSize)
     for (int group = 0; group < kGroups; ++group) {
       reinterpret_cast<float4&>(sums[group * AccumLayout::kGroup]) =
           *reinterpret_cast<const float4*>(block + C.dq_accum().offset(part, group, thread));
+    }
+#pragma unroll 1
+    for (int i = 1; i < p.sums; ++i) {
+      const float* const next = block + i * p.sum_blocks * C.dq_accum().block_floats();
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const float4 more =
+            *reinterpret_cast<const float4*>(next + C.dq_accum().offset(part, group, thread));
+        float* const sum = sums + group * AccumLayout::kGroup;
+        sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
+      }
     }
   }
 

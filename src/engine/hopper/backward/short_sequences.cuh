@@ -25,11 +25,13 @@ struct SequenceRows {
 
   __device__ __forceinline__ SequenceRows(const Lengths& lengths, int sequences, int number) {
     const bool packed = lengths.packed(), exists = number < sequences;
-    const Rows rows = lengths.clamped_rows_of(exists ? number : sequences - 1);
+    const Rows rows = exists   ? lengths.clamped_rows_of(number)
+                      : packed ? lengths.unowned_rows(sequences)
+                               : Rows{};
     batch = packed || !exists ? 0 : number;
-    begin = int(exists ? rows.begin : rows.begin + rows.owned);
-    owned = exists ? int(rows.owned) : packed ? int(lengths.total) - begin : 0;
-    used = exists ? int(rows.used) : 0;
+    begin = int(rows.begin);
+    owned = int(rows.owned);
+    used = int(rows.used);
   }
 };
 

@@ -43,12 +43,13 @@ __device__ __forceinline__ void store_gradient(uint32_t smem,
   }
 }
 
-// The block of dK's and dV's sums that this CTA adds to. Computed only at the end: the loop has no
-// register for it.
+// The block of the sums of dK and dV that this CTA adds to. Computed only at the end: the loop has
+// no register for it.
 template <BackwardConfig C>
 __device__ __forceinline__ int64_t dkv_block(const BackwardParams& params) {
   const KeyBlockIndex at = params.order.at(int(ptx::block_in_grid()) / C.ctas());
-  return params.dkv_accum.numbers.block(at.batch, at.kv_head, at.n_block);
+  return params.dkv_accum.numbers.block(at.batch, at.kv_head, at.n_block) +
+         at.step_split / kSplitsOfSum * params.dkv_accum.blocks;
 }
 
 // Adds a warpgroup's accumulators, times `scale`, to a block's rows from 64 * `rows` on.

@@ -20,6 +20,7 @@
 
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
+#include "engine/hopper/combine/combine_row.cuh"
 #include "engine/hopper/config/sm90.h"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/ptx/flag.cuh"
@@ -69,7 +70,7 @@ __device__ __forceinline__ void tell_opener(const ForwardParams& params, int par
 struct SplitRows {
   const float* o[kRowsPerThread];  // from the lane's first column on
   int columns[kRowsPerThread];     // left of the split's there; 0: the row does not exist
-  float lse[kRowsPerThread];       // to base 2
+  PartialSum sum[kRowsPerThread];
 
   // `tile_row`: the warp's first, of the tile; `rows_left`: of the sequence, from there on.
   __device__ __forceinline__ SplitRows(const PartialOutput& partials, int partial, int tile_row,
@@ -82,7 +83,7 @@ struct SplitRows {
       const int64_t at = partials.row(partial, tile_row + row);
       o[r] = partials.o + at * partials.columns + column;
       columns[r] = exists ? partials.columns - column : 0;
-      lse[r] = load_global_or(exists, partials.lse + at, -kInfinity);
+      sum[r] = load_partial_sum(exists, partials.sums + at);
     }
   }
 };
@@ -92,14 +93,14 @@ struct JoinFactors {
   float own[kRowsPerThread];
   float split[kRowsPerThread];  // of its O, which is normalised
 
-  // References move to `lse` where that is larger. A split without keys counts for nothing, nor do
-  // sums without; a NaN counts.
-  __device__ __forceinline__ JoinFactors(RowState& rows, const float (&lse)[kRowsPerThread]) {
+  // References move to the split's where that is larger. A split without keys counts for nothing,
+  // nor do sums without; a NaN counts.
+  __device__ __forceinline__ JoinFactors(RowState& rows, const PartialSum (&sum)[kRowsPerThread]) {
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      const float ref = rows.ref[r], to = fmaxf(ref, lse[r]);
+      const float ref = rows.ref[r], to = fmaxf(ref, sum[r].ref);
       own[r] = ref == -kInfinity ? 0.0f : ex2(ref - to);
-      split[r] = lse[r] == -kInfinity ? 0.0f : ex2(lse[r] - to);
+      split[r] = sum[r].sum == 0 ? 0.0f : sum[r].sum * ex2(sum[r].ref - to);
       rows.ref[r] = to;
       // The four lanes of a row have a part of its sum each.
       rows.sum[r] = rows.sum[r] * own[r] + split[r] / kQuadLanes;
@@ -159,7 +160,7 @@ __device__ __forceinline__ void add_later_splits(const ForwardParams& params,
     const SplitFlag flag = flag_of<C>(params, partial);
     flag.wait();
     const SplitRows split(params.partials, partial, tile_row, rows_left);
-    const JoinFactors factors(rows, split.lse);
+    const JoinFactors factors(rows, split.sum);
     join_outputs<0, kAtOnce>(output, split, factors);
     __syncwarp();  // all lanes have seen the flag
     if (ptx::lane() == 0) flag.take_back();

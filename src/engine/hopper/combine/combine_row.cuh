@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a split tile, combined from its splits: weights from their log-sum-exps, then the
-// weighted sum. Many splits or rows are loaded at once: a combine mostly waits. The order of the
+// Rows of a split tile, combined from its splits: weights from their sums of P, then the weighted
+// sum. Many splits or rows are loaded at once: a combine mostly waits. The order of the
 // sums depends on how many splits there are and how many were expected. Next: combine_kernel.cu,
 // combine_last.cuh.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
+#include "engine/hopper/ptx/flag.cuh"
 #include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {
@@ -38,8 +39,8 @@ struct CombinedSum {
                columns.z + other.columns.z, columns.w + other.columns.w};
   }
   // A split without keys counts for nothing, whatever its O holds; a NaN counts.
-  __device__ __forceinline__ void add(float lse, const float4& o) {
-    const float weight = ref == -kInfinity && lse == lse ? 0.0f : ex2(lse - ref);
+  __device__ __forceinline__ void add(const PartialSum& split, const float4& o) {
+    const float weight = split.sum == 0 ? 0.0f : split.sum * ex2(split.ref - ref);
     if (weight == 0) return;
     sum += weight;
     columns.x += weight * o.x, columns.y += weight * o.y;
@@ -66,6 +67,14 @@ struct CombinedSum {
   }
 };
 
+// Without keys where the condition does not hold.
+__device__ __forceinline__ PartialSum load_partial_sum(bool condition, const PartialSum* pointer) {
+  PartialSum found;
+  ptx::load_pair_if(condition, &pointer->ref, found.ref, found.sum);
+  if (!condition) found.ref = -kInfinity;
+  return found;
+}
+
 // Adds up splits first_split, first_split + Warps, ... of rows row, row + step, ...: four columns
 // of each. `Together` splits of every row are loaded before any is used.
 template <int Rows, int Together, int Warps = 1>
@@ -75,7 +84,7 @@ __device__ __forceinline__ void add_splits(CombinedSum (&sums)[Rows], const Part
   const bool has_columns = column < partials.columns;
 #pragma unroll 1
   for (int first = first_split; first < combine.num_splits; first += Together * Warps) {
-    float lse[Rows][Together];
+    PartialSum split_sums[Rows][Together];
     float4 o[Rows][Together];
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
@@ -84,18 +93,18 @@ __device__ __forceinline__ void add_splits(CombinedSum (&sums)[Rows], const Part
         const int split = first + j * Warps, tile_row = row + r * step;
         const bool exists = split < combine.num_splits && tile_row < partials.rows;
         const int64_t at = partials.row(combine.partial(split), tile_row);
-        lse[r][j] = load_global_or(exists, partials.lse + at, -kInfinity);
+        split_sums[r][j] = load_partial_sum(exists, partials.sums + at);
         load_global_if(exists && has_columns, partials.o + at * partials.columns + column, o[r][j]);
       }
     }
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
-      float most = lse[r][0];
+      float most = split_sums[r][0].ref;
 #pragma unroll
-      for (int j = 1; j < Together; ++j) most = fmaxf(most, lse[r][j]);
+      for (int j = 1; j < Together; ++j) most = fmaxf(most, split_sums[r][j].ref);
       sums[r].raise(most);
 #pragma unroll
-      for (int j = 0; j < Together; ++j) sums[r].add(lse[r][j], o[r][j]);
+      for (int j = 0; j < Together; ++j) sums[r].add(split_sums[r][j], o[r][j]);
     }
   }
 }
@@ -152,7 +161,7 @@ __device__ __forceinline__ void add_sink(CombinedSum& total, float sink) {
   if (to == kInfinity) {
     total.sum += 1;
   } else {
-    total.add(to, {});
+    total.add({to, 1}, {});
   }
 }
 

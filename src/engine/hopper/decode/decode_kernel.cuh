@@ -207,7 +207,7 @@ class DecodeCta {
     if (column < to.columns) {
       *reinterpret_cast<float4*>(to.o + at * to.columns + column) = sum.normalised();
     }
-    if (column == 0) to.lse[at] = sum.ref + lg2(sum.sum);
+    if (column == 0) to.sums[at] = {sum.ref, sum.sum};
   }
 
   const ForwardParams& params_;

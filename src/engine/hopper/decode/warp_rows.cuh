@@ -9,6 +9,7 @@
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/softmax/score.cuh"
 #include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/decode/stages.cuh"
@@ -209,21 +210,19 @@ class WarpRows {
         for (int distance = kQuadLanes; distance < kWarpSize; distance *= 2) {
           most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, distance));
         }
-        const float to_log2 = kHasScoreFunction ? kLog2E : factor_[n][j];
-        // Rounded up where scores may be large, as FunctionScore's.
-        const float of_most = kHasScoreFunction ? __fmul_ru(most, to_log2) : most * to_log2;
-        const float before = ref_[n][j], ref = fmaxf(before, of_most);
+        const float to_log2 = to_log2_units(n, j);
+        const float before = ref_[n][j], ref = fmaxf(before, reference_of(to_log2, most));
         moved |= ref != before;
         factor[n][j] = ref == -kInfinity ? 1.0f : ex2(before - ref);
         ref_[n][j] = ref;
-        const float from = ref == -kInfinity ? 0.0f : ref;
+        const float from = ref == -kInfinity ? 0.0f : ref, scale = factor_of(to_log2, from);
         float sum = 0.0f;
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
           for (int i = j; i < 4; i += 2) {
             float& s = scores_[m][n][i];
-            s = ex2(__fmaf_rn(s, to_log2, -from));
+            s = ex2(__fmaf_rn(s, scale, -from));
             sum += s;
           }
         }
@@ -303,7 +302,8 @@ class WarpRows {
         }
         float* const to = part + row * kPartialStride;
         if (at_.group == 0) {
-          *reinterpret_cast<float2*>(to + C.head_dim_v) = {ref_[n][j], sum_[n][j]};
+          *reinterpret_cast<float2*>(to + C.head_dim_v) = {
+              in_log2_units(to_log2_units(n, j), ref_[n][j]), sum_[n][j]};
         }
 #pragma unroll
         for (int i = 0; i < kChannelTiles; ++i) {
@@ -320,6 +320,11 @@ class WarpRows {
   }
 
  private:
+  // From what softmax() finds as scores: products, or what a function has returned.
+  __device__ __forceinline__ float to_log2_units(int n, int j) const {
+    return kHasScoreFunction ? kLog2E : factor_[n][j];
+  }
+
   static constexpr bool kWidens = C.dequantizes();
   static constexpr int kChunkChannels = tile::kChunkBytes / bytes_of(C.types().stored);
   static constexpr int kChunks = C.head_dim / (kQuadLanes * kChunkChannels);  // of a lane

@@ -9,7 +9,6 @@
 #include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/plan/backward/last_wave.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
 
 namespace fa3::hopper {
@@ -28,7 +27,8 @@ class Arrays {
                .numbers = {int(plan.q_blocks.of_entry), int(a.q.heads)}};
     dkv_accum = {.dk = at<float>(w_.dk_accum),
                  .dv = at<float>(w_.dv_accum),
-                 .numbers = {int(plan.k_blocks.of_entry), int(a.k.heads)}};
+                 .numbers = {int(plan.k_blocks.of_entry), int(a.k.heads)},
+                 .blocks = plan.k_blocks.in_all * a.k.heads};
     sink_sums = at<float>(w_.sink_sums);
     q_tiles = {at<SequenceTiles>(w_.q_tiles), at<int>(w_.num_q_tiles)};
     k_tiles = {at<SequenceTiles>(w_.k_tiles), at<int>(w_.num_k_tiles)};
@@ -224,14 +224,21 @@ cudaError_t launch_postprocess(const void* kernel, PostprocessParams p, int64_t 
 cudaError_t launch_postprocess_dkv(const BackwardPlan& plan, const DkvAccum& accum,
                                    cudaStream_t stream) {
   const BackwardCall& a = plan.call;
-  const RowTiles tiles{accum.numbers, a.seqlen_k, {}, false};
+  const auto params = [&](const TensorSpan& gradient, const float* sums) {
+    return PostprocessParams{.gradient = row_tensor(gradient),
+                             .accum = sums,
+                             .sums = sums_of_splits(plan.step_splits()),
+                             .sum_blocks = accum.blocks,
+                             .tiles = {accum.numbers, a.seqlen_k, {}, false},
+                             .scale = 1,
+                             .scale_of_one_key = 1,
+                             .adds = a.accumulate_dkv};
+  };
   const cudaError_t error =
-      launch_postprocess(plan.kernel.splits.postprocess_dk,
-                         {row_tensor(a.dk), accum.dk, tiles, 1, 1, a.accumulate_dkv},
+      launch_postprocess(plan.kernel.splits.postprocess_dk, params(a.dk, accum.dk),
                          plan.grids.postprocess_dk, true, stream);
   if (error != cudaSuccess) return error;
-  return launch_postprocess(plan.kernel.splits.postprocess_dv,
-                            {row_tensor(a.dv), accum.dv, tiles, 1, 1, a.accumulate_dkv},
+  return launch_postprocess(plan.kernel.splits.postprocess_dv, params(a.dv, accum.dv),
                             plan.grids.postprocess_dv, true, stream);
 }
 
@@ -247,8 +254,6 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
   const RowTiles tiles{scratch.numbers, a.seqlen_q, arrays.q_tiles.tiles(),
                        a.lengths_q.in_one_tensor};
   const int64_t preprocess = plan.grids.preprocess;
-  const bool has_last_wave = plan.last_wave.splits > 0;
-  const BackwardPlan last = has_last_wave ? plan_of_last_wave(plan) : plan;
   cudaError_t error =
       launches & kPreprocess ? prepare(plan, arrays, workspace, stream) : cudaSuccess;
   if (error == cudaSuccess && launches & kPreprocess) {
@@ -256,22 +261,23 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
     error = launch(kernel.preprocess, unsigned(preprocess), kPreprocessThreads, 0, &p, {}, stream);
   }
   if (error == cudaSuccess && launches & kMain) {
-    bool pdl = launches & kPreprocess && preprocess > 0;
-    if (has_last_wave) {
-      error = launch_main(last, nullptr, Arrays(last, workspace), workspace, pdl, stream);
-      pdl = true;
-    }
-    if (error == cudaSuccess) error = launch_main(plan, score, arrays, workspace, pdl, stream);
+    const bool pdl = launches & kPreprocess && preprocess > 0;
+    error = launch_main(plan, score, arrays, workspace, pdl, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess) {
-    const PostprocessParams p{
-        row_tensor(a.dq), scratch.dq_accum, tiles, a.gradient_scale, a.gradient_scale_of_one_key,
-        a.accumulate_dq};
+    const PostprocessParams p{.gradient = row_tensor(a.dq),
+                              .accum = scratch.dq_accum,
+                              .sums = 1,
+                              .sum_blocks = 0,
+                              .tiles = tiles,
+                              .scale = a.gradient_scale,
+                              .scale_of_one_key = a.gradient_scale_of_one_key,
+                              .adds = a.accumulate_dq};
     error = launch_postprocess(kernel.postprocess, p, plan.grids.postprocess,
                                launches != kPostprocess, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess && arrays.dkv_accum.dk) {
-    error = launch_postprocess_dkv(last, Arrays(last, workspace).dkv_accum, stream);
+    error = launch_postprocess_dkv(plan, arrays.dkv_accum, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess && a.d_sink) {
     error = sum_sink_gradients({arrays.sink_sums, int(a.q.batches), scratch.numbers.heads,

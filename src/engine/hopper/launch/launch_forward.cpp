@@ -142,7 +142,7 @@ void encode_work(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
   params.combines = array_at<CombineTile>(workspace, w.combines);
   if (plan.tiling.is_split()) {
     params.partials = {.o = array_at<float>(workspace, w.partial_o),
-                       .lse = array_at<float>(workspace, w.partial_lse),
+                       .sums = array_at<PartialSum>(workspace, w.partial_sums),
                        .rows = plan.partial_rows,
                        .columns = int(ceil_div(o.columns, kCopyColumns) * kCopyColumns)};
   }

@@ -45,7 +45,7 @@ ForwardWorkspace lay_out(const ForwardPlan& plan) {
                                  : num_partials(c, plan.call, plan.tiling);
     const int64_t columns = partial_columns(plan.call);
     w.partial_o = place<float>(allocator, partials, plan.partial_rows, columns);
-    w.partial_lse = place<float>(allocator, partials, plan.partial_rows);
+    w.partial_sums = place<PartialSum>(allocator, partials, plan.partial_rows);
     if (plan.combine == Combine::kKernel) {
       w.combines = place<CombineTile>(allocator, plan.num_combines);
     } else {

@@ -59,7 +59,7 @@ struct ForwardWorkspace {
   int64_t sequences = kNone;  // kVarlenMetadata: the list of tiles, and how many there are
   int64_t num_entries = kNone;
   int64_t partial_o = kNone;
-  int64_t partial_lse = kNone;
+  int64_t partial_sums = kNone;
   int64_t combines = kNone;  // Combine::kKernel
   int64_t counters = kNone;  // Combine::kLastCta, kOpener
   cuda::BlockListMemory lists;

@@ -17,6 +17,13 @@ struct KeyBlockIndex {
   int step_split;
 };
 
+// Two splits add to one sum: in either order, the sum has the same bits. Postprocess adds up the
+// sums of a key block in their order, so dK and dV repeat bit by bit.
+inline constexpr int kSplitsOfSum = 2;
+FA3_HD constexpr int sums_of_splits(int splits) {
+  return (splits + kSplitsOfSum - 1) / kSplitsOfSum;
+}
+
 // Heads, or splits of them, come in sections whose Q, dO and dQ fit the L2 cache. Within a section
 // the first key blocks of all heads come first, which under a causal mask see the most queries. The
 // last section has more heads where that evens out the SMs: enough short tiles must be left at the

@@ -145,10 +145,14 @@ class PlainForward {
     ptx::wgmma_wait_group<0>();
     const int warp = int(thread_in_block() % kWarpgroupSize) / kWarpSize;
     store_rows<E>(p_.output, {tile_.batch, tile_.pack, 0, p_.seqlen_q},
-                  first_row + warp * kRowsPerWarp, output, rows);
+                  first_row + warp * kRowsPerWarp, output, in_log2_units(score(), rows));
   }
 
  private:
+  __device__ __forceinline__ ScoreOf16BitP<ScaledScore, BlockN> score() const {
+    return {{p_.scale_log2}};
+  }
+
   using Cursor = PipelineState<kStages>;
 
   // Online softmax: scores become P, sums and references follow. The output does when the
@@ -159,7 +163,7 @@ class PlainForward {
       hide(scores, first_row, block * BlockN);
     }
     StepResult step;
-    online_step(scores, rows, ScoreOf16BitP<ScaledScore, BlockN>{{p_.scale_log2}}, step);
+    online_step(scores, rows, score(), step);
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
       rows.sum[r] = rows.sum[r] * step.rescale[r] + step.block_sum[r];

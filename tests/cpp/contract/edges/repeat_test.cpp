@@ -129,6 +129,30 @@ TEST_P(Bitwise, a_repeated_call_gives_the_same_bits) {
   }
 }
 
+// As users of flash_attn rely on. GPUs split the steps of few key blocks, and of groups of heads.
+TEST_P(Bitwise, dk_and_dv_repeat_without_deterministic) {
+  const int64_t rows = by_effort(150, 2048, 2048);
+  Case few = dense_case(1, rows, rows, 1, 1, 128, 128, FA3_BFLOAT16);
+  Case causal = dense_case(1, rows, rows, 3, 3, 128, 128, FA3_FLOAT16);
+  causal.causal = true;
+  Case group = dense_case(1, 500, 700, 14, 2, 128, 128, FA3_BFLOAT16);
+  group.causal = true;
+  // Somewhat more key blocks than SMs: 60 x 4 at a head dim that is not a kernel's.
+  Case wave = dense_case(by_effort(2, 12, 60), by_effort(64, 256, 1024), by_effort(64, 256, 1024),
+                         4, 4, 160, 160, FA3_FLOAT16);
+  for (const Case& c : {few, causal, group, wave}) {
+    if (!does(c) || !does_backward(c)) continue;
+    const Inputs inputs = make_inputs(c);
+    const ForwardRun run = forward(c, inputs);
+    const BackwardRun first = backward(c, inputs, run, false);
+    for (int repeat = 0; repeat < by_effort(1, 3, 100); ++repeat) {
+      const BackwardRun again = backward(c, inputs, run, false);
+      ASSERT_TRUE(bits_equal("dk", again.dk, first.dk)) << c;
+      ASSERT_TRUE(bits_equal("dv", again.dv, first.dv)) << c;
+    }
+  }
+}
+
 TEST_P(Bitwise, the_number_of_threads_does_not_matter) {
   for (Case c : cases()) {
     c.num_threads = 1;

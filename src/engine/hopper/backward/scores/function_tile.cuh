@@ -69,7 +69,7 @@ struct FunctionTile {
 #pragma unroll
       for (int j = 0; j < kStepScores; ++j) {
         float& x = scores[step * kStepScores + j];
-        x = ex2(score.exponent(x, lse[Tile::query_index(j)]));
+        x = bounded_p(score.exponent(x, lse[Tile::query_index(j)]));
       }
       if constexpr (C.splits_dkv()) multiply_slopes(scores, step, slopes_smem);
     }

@@ -160,7 +160,7 @@ struct ScoreTile {
                                                       const DropoutHook&) {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      scores[i] = ex2(score.exponent(scores[i], lse[query_index(i)]));
+      scores[i] = bounded_p(score.exponent(scores[i], lse[query_index(i)]));
     }
   }
 
@@ -183,7 +183,7 @@ struct ScoreTile {
         for (int half = 0; half < 2; ++half) {
           float& x = scores[8 * step + 2 * j + half];
           const float derivative = derivative_of(score, x);
-          x = ex2(score.exponent(x, lse[query_index(2 * j + half)]));
+          x = bounded_p(score.exponent(x, lse[query_index(2 * j + half)]));
           p[half] = x * derivative;
         }
         packed[j] = pack_pair<C.element>(p[0], p[1]);

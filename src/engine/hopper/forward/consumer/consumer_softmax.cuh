@@ -90,6 +90,13 @@ __device__ __forceinline__ void look_for_references(ConsumerState<C>& c, const R
   if (__any_sync(0xffffffff, lacks_one)) go_online(c);
 }
 
+// Before guarded steps, which know no large references.
+template <ForwardConfig C>
+__device__ __forceinline__ void look_for_large_references(ConsumerState<C>& c,
+                                                          const RowState& rows) {
+  if (__any_sync(0xffffffff, any_wants_online_steps(rows))) go_online(c);
+}
+
 template <ForwardConfig C>
 __device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C>& r,
                                                bool starts_tile, ScoreStep<C>& result) {
@@ -108,6 +115,9 @@ __device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C
     }
   }
   online_step(r.scores, r.rows, c.score, result);
+  if constexpr (C.guarded && !C.capped() && !C.e4m3) {
+    if (c.tile.guarded_steps_follow()) look_for_large_references(c, r.rows);
+  }
   if constexpr (kScoreMayHide && C.guarded) {
     if (starts_tile) look_for_references(c, r.rows);
   }
@@ -196,13 +206,6 @@ __device__ __forceinline__ void after_guard_fired(ConsumerState<C>& c, ThreadTil
   }
 }
 
-// A max-tracking step has moved them, and multiplied what was before by zero: like rows that have
-// seen no key.
-__device__ __forceinline__ void forget_infinite_references(RowState& rows) {
-#pragma unroll
-  for (float& ref : rows.ref) ref = ref == kInfinity ? -kInfinity : ref;
-}
-
 // Recomputes the lost scores of the last block. The tile goes on by online steps, unless it tracks
 // the maximum.
 template <ForwardConfig C>
@@ -219,7 +222,6 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   } else {
     prepare_scores(c, r);
   }
-  if constexpr (consumer_tuning(C).tracks_max) forget_infinite_references(r.rows);
   ScoreStep<C> result;
   online_step(r.scores, r.rows, c.score, result);
   rescale_output(c, r, result);

@@ -29,7 +29,10 @@ __device__ __forceinline__ void max_tracking_block(ConsumerState<C>& c, ThreadTi
   wait_for_output(c, v);
   c.promoted.rescale(result.rescale);
   r.rescale_output(result.rescale);
-  if (lost) lose_scores(c, result);
+  if (lost) {
+    lose_scores(c, result);
+    forget_outgrown_references(r.rows, result);
+  }
   r.add_sums(result);
   pack_p(r);
 }

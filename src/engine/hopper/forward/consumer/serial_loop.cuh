@@ -70,7 +70,7 @@ __device__ __forceinline__ void weigh(ConsumerState<C>& c, ThreadTile<C>& r) {
     const float ref[kRowsPerThread] = {finite_reference(r.rows.ref[0]),
                                        finite_reference(r.rows.ref[1])};
     BlockSums<Score> sums;
-    exponentiate<0, C.block_n / 2>(r.scores, ref, c.score, sums);
+    exponentiate<0, C.block_n / 2>(r.scores, ref, {c.score, ref}, c.score, sums);
     sums.store(c.score, result);
     if (online || !guard_fires<Score>(result)) break;
     after_guard_fired(c, r, result);

@@ -104,9 +104,10 @@ __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTil
                                                rows, values);
     }
   } else if constexpr (kAddsLines) {
-    store_tile<C, IsLast>(c.params, work, first_row, r, with_references(c, stage, rows));
+    store_tile<C, IsLast>(c.params, work, first_row, r,
+                          with_references(c, stage, in_log2_units(c.score, rows)));
   } else {
-    store_tile<C, IsLast>(c.params, work, first_row, r, rows);
+    store_tile<C, IsLast>(c.params, work, first_row, r, in_log2_units(c.score, rows));
   }
   c.stages.release_work_tile(stage);
 }

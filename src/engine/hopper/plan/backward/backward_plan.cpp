@@ -7,7 +7,7 @@
 
 #include "core/ceil_div.h"
 #include "core/workspace.h"
-#include "engine/hopper/plan/backward/last_wave.h"
+#include "engine/hopper/plan/backward/few_key_blocks.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {
@@ -87,7 +87,7 @@ int64_t head_bytes(const BackwardConfig& c, const BackwardCall& a) {
 
 // The number of equal splits of a kv head's query heads. Few causal key blocks that each go through
 // a whole group of heads leave SMs idle at the end, and drift apart: one is at its last head while
-// another is at its first. Splits add to dK and dV in any order.
+// another is at its first.
 int choose_head_splits(const BackwardPlan& plan, int num_sms) {
   const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
@@ -133,9 +133,7 @@ int64_t even_heads(const BackwardConfig& c, const BackwardCall& a, int64_t heads
   return std::min({most, fitting, ceil_div(int64_t{kEvenTilesPerSm} * num_sms, n_blocks)});
 }
 
-// wave_clusters: in a last wave (last_wave.h), which are taken from a last section of one batch
-// entry.
-KeyBlockOrder order_of(const BackwardPlan& plan, int splits, int64_t wave_clusters, int num_sms) {
+KeyBlockOrder order_of(const BackwardPlan& plan, int splits, int num_sms) {
   const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
   const int64_t split_bytes = a.heads_per_kv_head() / splits * head_bytes(c, a);
@@ -144,11 +142,8 @@ KeyBlockOrder order_of(const BackwardPlan& plan, int splits, int64_t wave_cluste
   const int64_t n_blocks = clusters * c.ctas();
   const int64_t fitting = kSectionBytes / std::max<int64_t>(split_bytes, 1);
   const int64_t apart = a.deterministic ? heads_apart(c, n_blocks, split_bytes, num_sms) : 1;
-  const int64_t most_heads = wave_clusters > 0 ? a.k.heads : heads;
-  const int64_t section_heads = std::clamp<int64_t>(std::max(fitting, apart), 1, most_heads);
-  const int64_t last_heads = wave_clusters > 0
-                                 ? ceil_div(wave_clusters, clusters)
-                                 : even_heads(c, a, heads, splits, n_blocks, split_bytes, num_sms);
+  const int64_t section_heads = std::clamp<int64_t>(std::max(fitting, apart), 1, heads);
+  const int64_t last_heads = even_heads(c, a, heads, splits, n_blocks, split_bytes, num_sms);
   return {.num_n_blocks = int(clusters),
           .num_kv_heads = int(a.k.heads),
           .num_batches = int(a.k.batches),
@@ -176,11 +171,9 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   }
   if (a.has_sink) w.sink_sums = place<float>(allocator, blocks);
   if (plan.has_sums()) {
-    const BackwardConfig& split = plan.kernel.splits.config;
-    const int64_t key_blocks =
-        plan.last_wave.splits > 0 ? num_key_blocks(plan_of_last_wave(plan)) : num_key_blocks(plan);
-    const int64_t dk_floats = capped_product(key_blocks, split.dk_accum().block_floats());
-    const int64_t floats = dk_floats + capped_product(key_blocks, split.dv_accum().block_floats());
+    const int64_t sums = capped_product(num_key_blocks(plan), sums_of_splits(plan.step_splits()));
+    const int64_t dk_floats = capped_product(sums, c.dk_accum().block_floats());
+    const int64_t floats = dk_floats + capped_product(sums, c.dv_accum().block_floats());
     w.dk_accum = place<float>(allocator, floats);
     w.dv_accum = w.dk_accum + capped_product(dk_floats, int64_t{sizeof(float)});
     w.dkv_accum_bytes = capped_product(floats, int64_t{sizeof(float)});
@@ -198,14 +191,6 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   return w;
 }
 
-// The CTAs that the plan's own launch leaves out.
-int64_t ctas_of_last_wave(const BackwardPlan& plan) {
-  if (plan.last_wave.splits == 0) return 0;
-  const BackwardConfig& c = plan.kernel.config;
-  const int64_t of_head = plan.order.num_n_blocks - plan.last_wave.first_key / c.keys_of_cluster();
-  return of_head * plan.last_wave.heads * c.ctas();
-}
-
 BackwardGrids grids_of(const BackwardPlan& plan, int num_sms) {
   const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
@@ -214,7 +199,7 @@ BackwardGrids grids_of(const BackwardPlan& plan, int num_sms) {
   const int64_t ctas =
       plan.main_config.persistent ? std::min<int64_t>(plan.num_tiles, num_sms) : plan.num_tiles;
   BackwardGrids grids{.preprocess = plan.num_query_blocks(),
-                      .main = a.has_no_keys() ? 0 : ctas - ctas_of_last_wave(plan),
+                      .main = a.has_no_keys() ? 0 : ctas,
                       .postprocess = capped_product(plan.num_query_blocks(), c.dq_accum().parts())};
   if (plan.step_splits() > 1) {
     grids.postprocess_dk = capped_product(num_key_blocks(plan), c.dk_accum().parts());
@@ -253,9 +238,7 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
   if (plan.short_sequences) plan.short_pack = short_pack_of(call);
   plan.order.step_splits = static_cast<unsigned char>(splits);
   if (call.k.heads > 0 && !call.has_no_keys()) {
-    const int64_t clusters = clusters_in_last_wave(plan, num_sms);
-    plan.order = order_of(plan, splits, clusters, num_sms);
-    plan.last_wave = last_wave_of(plan, clusters, num_sms);
+    plan.order = order_of(plan, splits, num_sms);
   }
   plan.main = call.deterministic ? kernel.main_deterministic
               : splits > 1       ? kernel.splits.main

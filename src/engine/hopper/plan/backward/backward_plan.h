@@ -47,15 +47,6 @@ struct BackwardGrids {
   int64_t postprocess_dv = 0;
 };
 
-// Key blocks of equal length that a last wave of CTAs would have, fewer than there are SMs: the
-// last keys of the last heads of the last batch entry. Their steps are split over all SMs, in a
-// launch of its own before that of the others.
-struct LastWave {
-  int64_t heads = 0;      // of keys
-  int64_t first_key = 0;  // of each
-  int splits = 0;         // of their steps; 0: there is no such launch
-};
-
 struct BackwardPlan {
   BackwardKernel kernel;
   BackwardCall call;
@@ -69,14 +60,13 @@ struct BackwardPlan {
   int tail_tiles = 0;  // varlen: the last clusters' key blocks, longest first whatever their head
   bool short_sequences = false;  // one launch does it all: no sequence is longer than a tile
   cuda::PackGqa short_pack;      // the query heads that it has in a tile
-  LastWave last_wave;
-  BackwardGrids grids;  // all 0: there is nothing to do
+  BackwardGrids grids;           // all 0: there is nothing to do
   BackwardWorkspace workspace;
 
   int64_t num_query_blocks() const;  // of all heads
   int step_splits() const { return order.step_splits; }
   // Whether CTAs add to sums of dK and dV.
-  bool has_sums() const { return step_splits() > 1 || last_wave.splits > 0; }
+  bool has_sums() const { return step_splits() > 1; }
 };
 
 // Which lists of a block mask it walks.

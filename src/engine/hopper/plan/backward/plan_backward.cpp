@@ -228,9 +228,6 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
   } else if (plan.step_splits() > 1) {
     why += concat("; the steps of a key block in ", plan.step_splits(),
                   " splits, which add up dK and dV");
-  } else if (plan.last_wave.splits > 0) {
-    why += concat("; key blocks of a last wave of few in ", plan.last_wave.splits,
-                  " splits, which add up dK and dV");
   }
   if (plan.call.block_lists != nullptr) why += kListsBefore;
   return why;

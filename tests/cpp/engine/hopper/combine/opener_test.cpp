@@ -42,19 +42,21 @@ class OpenerRun {
 
   void run() {
     o_.assign(size_t(kRanges * kRows * kColumns), kNan);
-    lse_.assign(size_t(kRanges * kRows), kNan);
+    sums_.assign(size_t(kRanges * kRows), {kNan, kNan});
     cells_.assign(size_t(kRanges * C.consumer_warps()), 0xcdcdcdcdcdcdcdcd);
     for (int s = 1; s <= kLaterSplits; ++s) {
       for (int row = 0; row < kRows; ++row) {
         const SplitRow& split = rows_[size_t(row)][size_t(s)];
         const size_t at = size_t(partial(s) * kRows + row);
         std::ranges::copy(split.o, o_.begin() + ptrdiff_t(at) * kColumns);
-        lse_[at] = split.lse;
+        // NaN is the sum's, and keys that are not there have none.
+        const bool counts = split.lse != -kInfinity, is_nan = std::isnan(split.lse);
+        sums_[at] = {is_nan ? 0 : split.lse - 1, is_nan ? kNan : counts ? 2.0f : 0.0f};
       }
       for (int warp = 0; warp < kWarps; ++warp) cell(s, warp) = kLaunch << 16 | 1;
     }
     ForwardParams params{};
-    params.partials = {.o = o_.data(), .lse = lse_.data(), .rows = kRows, .columns = kColumns};
+    params.partials = {.o = o_.data(), .sums = sums_.data(), .rows = kRows, .columns = kColumns};
     params.counts = {cells_.data(), kLaunch};
     params.schedule.groups_log2 = kGroupsLog2;
     machine::Setting setting{.seed = unsigned(random_())};
@@ -148,7 +150,8 @@ class OpenerRun {
   std::mt19937 random_;
   std::uniform_real_distribution<float> uniform_{-1, 1};
   std::vector<std::vector<SplitRow>> rows_;
-  std::vector<float> o_, lse_;
+  std::vector<float> o_;
+  std::vector<PartialSum> sums_;
   std::vector<uint64_t> cells_;
   std::vector<float> found_lse_ = std::vector<float>(kRows, kNan);
   std::vector<std::vector<float>> found_{kRows, std::vector<float>(kColumns, kNan)};

@@ -117,7 +117,7 @@ TEST(LaunchForward, leaves_a_combine_to_the_cta_that_opens_a_tile_or_to_a_kernel
     EXPECT_EQ(done.params.combines != nullptr, !opens);
     if (!opens) continue;
     // A split of each range, and a flag for each of its warps.
-    EXPECT_EQ(plan.workspace.partial_lse - plan.workspace.partial_o,
+    EXPECT_EQ(plan.workspace.partial_sums - plan.workspace.partial_o,
               int64_t{17} * 128 * 128 * int64_t{sizeof(float)});
     EXPECT_EQ(plan.workspace.bytes - plan.workspace.counters, 17 * 8 * 8);
     EXPECT_NE(launched(plan).params.counts.launch, done.params.counts.launch);
@@ -149,7 +149,7 @@ TEST(LaunchForward, takes_every_part_of_a_plan_as_it_is) {
   plan.cp_async.active = !plan.cp_async.active;
   plan.partial_rows = 99;
   plan.workspace.partial_o = 1 << 20;
-  plan.workspace.partial_lse = 1 << 21;
+  plan.workspace.partial_sums = 1 << 21;
   plan.workspace.combines = ForwardWorkspace::kNone;
   const Launched done = launched(plan);
   const ForwardParams& params = done.params;
@@ -171,7 +171,7 @@ TEST(LaunchForward, takes_every_part_of_a_plan_as_it_is) {
   EXPECT_EQ(params.cp_async.active, plan.cp_async.active);
   EXPECT_EQ(params.partials.rows, 99);
   EXPECT_EQ(offset(params.partials.o), 1 << 20);
-  EXPECT_EQ(offset(params.partials.lse), 1 << 21);
+  EXPECT_EQ(offset(params.partials.sums), 1 << 21);
   EXPECT_EQ(params.combines, nullptr);
 }
 

@@ -147,20 +147,6 @@ TEST(Step, of_training_is_in_pairs_where_the_mask_is_full) {
   })));
 }
 
-// 15 waves of pairs and 34 pairs, whose key blocks are launched first.
-TEST(Step, of_training_has_a_launch_more_for_a_last_wave_of_few_key_blocks) {
-  BackwardArgs args = training_step(4096, 128, 4096, 4);
-  for (const bool causal : {false, true}) {
-    args.options.causal = causal;
-    EXPECT_EQ(plan_says(args, "key blocks of a last wave of few in 5 splits"), !causal);
-    g_cuda = {};
-    EXPECT_EQ(fa3_backward(&args, address(6), size_t{1} << 30, nullptr), FA3_OK)
-        << fa3_last_error();
-    EXPECT_EQ(g_cuda.launches, causal ? 3 : 6);  // postprocess of dK and of dV
-    EXPECT_EQ(g_cuda.memsets, causal ? 0 : 1);   // of their sums
-  }
-}
-
 TEST(Step, of_training_at_64_columns_is_persistent_where_key_blocks_have_few_steps) {
   const auto is_persistent = [](BackwardArgs args) { return plan_says(args, " persistent"); };
   EXPECT_TRUE(is_persistent(training_step(1024, 64, 1024, 16)));

@@ -42,9 +42,6 @@ struct AddedScore : ScaledScore {
     for (int i = 0; i < Count; ++i) products[i] = added(function, place, i);
   }
   using ScaledScore::prepare;
-  __device__ __forceinline__ float reference(float product) const {
-    return __fmul_ru(product, scale_log2);  // as FunctionScore's
-  }
   // To products that began with nothing.
   template <int Count, class Work>
   __device__ __forceinline__ void prepare(float (&products)[Count], const Pairs<Count>&,

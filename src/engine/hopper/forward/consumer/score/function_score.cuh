@@ -94,12 +94,12 @@ __device__ __forceinline__ void apply_tile(float (&scores)[Count], const ScoreFu
 }
 
 // Scores are natural ones behind prepare(): the function's.
-struct FunctionScore {
+struct FunctionScore : ScaledScore {
   ScoreFunction function;
   float scale;  // softmax scale
 
   __device__ __forceinline__ explicit FunctionScore(const ForwardParams& params)
-      : function{params.score.captures}, scale(params.scale_log2) {}
+      : ScaledScore{kLog2E}, function{params.score.captures}, scale(params.scale_log2) {}
 
   // What load_of_key() takes of a block, by one address a row.
   template <int Count, class Work>
@@ -145,13 +145,6 @@ struct FunctionScore {
     apply_tile<C>(products, function, tile, warp, [&](const ScoreFunction& f, int i) {
       return score_at(f, products[i] * scale, place, i);
     });
-  }
-  __device__ __forceinline__ float exponent(float score, float ref) const {
-    return __fmaf_rn(score, kLog2E, -ref);
-  }
-  // Rounded up: P of the largest score is 1 at most, whatever a large number loses in roundings.
-  __device__ __forceinline__ float reference(float score) const {
-    return __fmul_ru(score, kLog2E);
   }
 
  private:

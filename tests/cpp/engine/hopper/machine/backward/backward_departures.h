@@ -97,8 +97,11 @@ class BackwardDepartures {
   // What a warpgroup adds to the key block's dK and dV.
   void add_to_sums(std::vector<Left>& all, const Work& at, int warpgroup) const {
     const int key_blocks = (launch_.shape.seqlen_k + C.keys_of_cluster() - 1) / C.keys_of_cluster();
-    const int block =
-        (at.keys.batch * launch_.shape.kv_heads + at.kv_head) * key_blocks + at.n_block;
+    const int block = ((at.step_split / kSplitsOfSum * launch_.shape.entries() + at.keys.batch) *
+                           launch_.shape.kv_heads +
+                       at.kv_head) *
+                          key_blocks +
+                      at.n_block;
     const auto add = [&](const float* sums, const AccumLayout& parts) {
       const int rows = C.splits_dkv() ? at.rank : warpgroup;
       for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {

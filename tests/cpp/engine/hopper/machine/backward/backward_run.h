@@ -34,7 +34,6 @@ class BackwardRun {
   BackwardRun(const Shape& s, MainLaunch main, int sms) : launch_(s, false, main, sms) {}
 
   int tiles() const { return launch_.tiles; }
-  const LastWave& last_wave() const { return launch_.last_wave; }
   int step_splits() const { return launch_.params.order.step_splits; }
 
   // Of a pair: both CTAs.

@@ -10,23 +10,21 @@
 
 #include "engine/hopper/backward/backward_kernel.cuh"
 #include "engine/hopper/launch/launch_backward.h"
-#include "engine/hopper/plan/backward/last_wave.h"
 #include "launch/host_runtime.h"
 #include "launch/random_map.h"
 #include "launch/shape.h"
 
 namespace fa3::hopper {
 
-// The launch of a call whose key blocks stay whole, but for the query heads of causal groups; or
-// one of a call of which key blocks may be split by steps: all that last_wave.h leaves, or its own.
-enum class MainLaunch { kWhole, kAll, kLastWave };
+// The launch of a call whose key blocks stay whole, but for the query heads of causal groups; or of
+// one whose key blocks may be split by steps.
+enum class MainLaunch { kWhole, kMaySplit };
 
 template <BackwardConfig C>
 class LaunchedBackward {
  public:
   static constexpr int kPlannedSms = C.persistent ? 2 : 132;
 
-  // A last wave's shape is that of the part of the call that it has.
   explicit LaunchedBackward(const Shape& s, bool deterministic = false,
                             MainLaunch main = MainLaunch::kWhole, int sms = kPlannedSms)
       : shape(s) {
@@ -48,10 +46,8 @@ class LaunchedBackward {
       kernel.splits = {C.with_step_splits(), &main_splits_, kernel.smem_bytes, &post_, &post_};
     }
     const BackwardPlan plan = plan_launches(kernel, a, sms);
-    last_wave = plan.last_wave;
-    const BackwardPlan launched = main == MainLaunch::kLastWave ? plan_of_last_wave(plan) : plan;
     machine::on_launch = [&](const void* function, dim3 grid, const void* given, bool) {
-      if (function != launched.main) return;
+      if (function != plan.main) return;
       tiles = int(grid.x);
       params = *static_cast<const BackwardParamsOf<C>*>(given);
     };
@@ -59,14 +55,8 @@ class LaunchedBackward {
     EXPECT_EQ(launch_backward(plan, workspace_.data(), nullptr), cudaSuccess);
     machine::on_launch = {};
 
-    const BackwardCall& of = launched.call;
-    q = of.q.data, k = of.k.data, v = of.v.data, d_o = of.d_o.data;
-    dk = of.dk.data, dv = of.dv.data;
-    if (main == MainLaunch::kLastWave) {
-      shape.heads = int(of.q.heads), shape.kv_heads = int(of.k.heads);
-      shape.seqlen_k = of.seqlen_k;
-      shape.batches = 1;
-    }
+    q = a.q.data, k = a.k.data, v = a.v.data, d_o = a.d_o.data;
+    dk = a.dk.data, dv = a.dv.data;
   }
 
   LaunchedBackward(const LaunchedBackward&) = delete;
@@ -77,7 +67,6 @@ class LaunchedBackward {
   Shape shape;
   BackwardParamsOf<C> params{};
   BlockMask mask;
-  LastWave last_wave;  // of the plan
   int tiles = 0;
   // These stand for tensors.
   const void *q, *k, *v, *d_o, *dk, *dv;

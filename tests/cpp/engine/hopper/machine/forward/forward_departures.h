@@ -57,7 +57,7 @@ class ForwardDepartures {
     constexpr int kPieceColumnsApart = 8;
     const PartialOutput& to = launch_.params.partials;
     const int64_t partial_row = to.row(work.partial, row % config_.block_m);
-    ASSERT_FALSE(std::isnan(to.lse[partial_row])) << "row " << row << " of a split";
+    ASSERT_FALSE(std::isnan(to.sums[partial_row].sum)) << "row " << row << " of a split";
     for (int column = 0; column < to.columns; column += kPieceColumnsApart) {
       expected->insert(&to.o[partial_row * to.columns + column]);
     }

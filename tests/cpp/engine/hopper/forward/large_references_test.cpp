@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Softmax steps of scores so large that the rounding of their reference leaves the range of 2^x,
+// compiled with numbers: equal scores share a row, and what is not finite stays so.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "engine/cuda/softmax/max_tracking_step.cuh"
+#include "engine/cuda/softmax/score.cuh"
+#include "engine/cuda/softmax/score_e4m3.cuh"
+#include "engine/cuda/softmax/score_quantized_keys.cuh"
+
+namespace fa3::cuda {
+namespace {
+
+constexpr int kScores = 24;  // of a thread, of two rows
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+using Products = std::array<float, kScores>;
+
+template <class Score>
+struct Step {
+  Step(const Score& score, const Products& products) : score(score) { take(products); }
+
+  void take(const Products& products) {
+    std::copy(products.begin(), products.end(), p);
+    online_step(p, rows, score, result);
+  }
+  // P of the score with this number among those of row 0.
+  float of_first_row(int i) const { return p[i / 2 * 4 + i % 2]; }
+
+  Score score;
+  float p[kScores];
+  RowState rows{};
+  typename Score::Result result{};
+};
+
+// Hooks whose scores are products times `factor`, in log2 units.
+ScoreOf16BitP<ScaledScore, 48, 24> of_bf16(float factor) {
+  return {{factor}};
+}
+DescaledScore<3> of_e4m3(float factor) {
+  DescaledScore<3> score;
+  for (int group = 0; group < 3; ++group) score.factor[group] = factor, score.boost[group] = -0.7f;
+  return score;
+}
+RowScaledScore<48> of_cache(float factor) {
+  RowScaledScore<48> score;
+  score.scale[0] = score.scale[1] = factor;
+  return score;
+}
+
+template <class Use>
+void for_every_hook(const Use& use) {
+  for (const float factor : {0.18f, 1.44269504f, 3e5f}) {
+    use(of_bf16(factor), factor);
+    use(of_e4m3(factor), factor);
+    use(of_cache(factor), factor);
+  }
+}
+
+constexpr float kSizes[] = {1e3f, 1e6f, 7e7f, 3e9f, 1e12f, 1e15f, 1e25f, 1e30f};
+
+TEST(LargeReferences, of_equal_scores_leave_equal_weights) {
+  for_every_hook([](const auto& score, float factor) {
+    using Score = std::remove_cvref_t<decltype(score)>;
+    for (const float size : kSizes) {
+      for (const float sign : {1.0f, -1.0f}) {
+        Products products;
+        products.fill(sign * size / factor);
+        const Step<Score> step(score, products);
+        // Off by the rounding of the reference, or without the headroom that it has no bits for.
+        EXPECT_GE(step.p[0], Score::kTop / 256) << size << " " << factor;
+        EXPECT_LE(step.p[0], std::max(256 * Score::kTop, 1.0f)) << size << " " << factor;
+        for (const float p : step.p) EXPECT_EQ(p, step.p[0]) << size;
+        const float ref = in_log2_units(score, step.rows).ref[0] + Score::kTopLog2;
+        EXPECT_NEAR(ref, sign * size, 4e-7f * size + 1e-3f) << factor;
+      }
+    }
+  });
+}
+
+// In a block of their own, too, and beside smaller ones: a step of float32 is a lot.
+TEST(LargeReferences, of_the_blocks_before_are_met_by_equal_scores) {
+  for_every_hook([](const auto& score, float factor) {
+    using Score = std::remove_cvref_t<decltype(score)>;
+    for (const float size : {3e9f, 1e15f}) {
+      Products products;
+      products.fill(size / factor);
+      Step<Score> step(score, products);
+      const float top = step.p[0];
+      products[0] = std::nextafter(products[0], 0.0f);
+      step.take(products);
+      EXPECT_EQ(step.result.rescale[0], 1.0f);
+      EXPECT_EQ(step.of_first_row(1), top);
+      EXPECT_LT(step.of_first_row(0), 1e-6f * top);
+      // A block of smaller ones alone leaves nothing.
+      products.fill(size / factor / 2);
+      step.take(products);
+      for (const float p : step.p) EXPECT_EQ(p, 0.0f);
+      // A block that the row does not see.
+      products.fill(-kInfinity);
+      step.take(products);
+      for (const float p : step.p) EXPECT_EQ(p, 0.0f);
+      EXPECT_EQ(step.result.rescale[0], 1.0f);
+    }
+  });
+}
+
+TEST(LargeReferences, hide_no_nan_and_no_infinity) {
+  for_every_hook([](const auto& score, float factor) {
+    using Score = std::remove_cvref_t<decltype(score)>;
+    for (const float odd : {kNan, kInfinity}) {
+      Products products;
+      products.fill(3e12f / factor);
+      products[0] = odd;
+      const Step<Score> step(score, products);
+      EXPECT_TRUE(std::isnan(step.of_first_row(0)));
+      EXPECT_EQ(step.p[2], step.p[3]) << "the other row";
+    }
+  });
+}
+
+// P of bf16 begins at 2^-24.
+TEST(LogSum, of_one_score_of_zero_is_zero) {
+  for (const float ref : {0.0f, 24.0f, -5.0f}) EXPECT_EQ(log_sum(ref, std::exp2(-ref)), 0.0f);
+  EXPECT_EQ(log_sum(-kInfinity, 0), -kInfinity);
+  EXPECT_TRUE(std::isnan(log_sum(0, kNan)));
+  EXPECT_EQ(log_sum(0, kInfinity), kInfinity);
+  for (const float sum : {1e-42f, 3e-20f, 0.7f, 1.5f, 3e20f}) {
+    EXPECT_NEAR(log_sum(7, sum), 7 + std::log2(sum), 1e-5f) << sum;
+  }
+}
+
+TEST(LargeReferences, lose_the_scores_of_a_max_tracking_step) {
+  DescaledScore<3> score = of_e4m3(1.0f);
+  for (const float size : {1e6f, 1e9f}) {
+    Products products;
+    products.fill(size);
+    Step<DescaledScore<3>> step(score, products);
+    std::copy(products.begin(), products.end(), step.p);
+    max_tracking_step<8>(step.p, step.rows, score, step.result);
+    EXPECT_EQ(outgrown(step.result, step.rows), size == 1e9f);
+  }
+}
+
+}  // namespace
+}  // namespace fa3::cuda
