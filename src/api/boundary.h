@@ -13,6 +13,7 @@
 
 #include "api/layout.h"
 #include "core/error.h"
+#include "core/float_environment.h"
 #include "core/macros.h"
 
 namespace fa3::api {
@@ -21,9 +22,11 @@ namespace fa3::api {
 fa3_status remember(int code, std::string_view sentence) noexcept;
 const char* last_error() noexcept;
 
-// Runs body() -> Status at the boundary: nothing may be thrown across it.
+// Runs body() -> Status at the boundary: nothing may be thrown across it, and no floating-point
+// environment of the caller's comes in.
 template <class Body>
 fa3_status at_boundary(Body&& body) noexcept {
+  const DefaultFloatEnvironment environment;
   try {
     const Status status = body();
     return remember(static_cast<int>(status.code()), status.message());

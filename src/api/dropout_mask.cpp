@@ -27,6 +27,7 @@ Status write_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, const
   if (keep == nullptr && weights > 0) {
     return invalid("keep: expected ", weights, " bytes of memory, got a null pointer");
   }
+  if (weights == 0) return {};
   const Dropout dropout = {.threshold = dropout_threshold(dropout_p)};
   const PhiloxKey key = dropout_call_key(seed, offset);
   for (int64_t sequence = 0; sequence < batch; ++sequence) {

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/monitor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <iomanip>
 #include <map>
-#include <mutex>
 #include <vector>
 
 #include "core/error.h"
@@ -75,12 +77,14 @@ struct Pending {
 class Totals {
  public:
   void add(const Work& work, double seconds) {
-    const std::lock_guard lock(mutex_);
+    const NoFork lock;
+    forget_parent();
     ++sums_[work.call].calls;
     count(work, seconds);
   }
   void add(Pending pending) {
-    const std::lock_guard lock(mutex_);
+    const NoFork lock;
+    forget_parent();
     ++sums_[pending.work.call].calls;
     if (pending.begin != nullptr && pending.end != nullptr) pending_.push_back(std::move(pending));
     while (!pending_.empty() && resolve_first(false)) {
@@ -88,7 +92,8 @@ class Totals {
   }
   // Waits for what is pending.
   void print() {
-    const std::lock_guard lock(mutex_);
+    const NoFork lock;
+    forget_parent();
     while (!pending_.empty() && resolve_first(true)) {
     }
     std::vector<const std::pair<const std::string, Sums>*> lines;
@@ -105,6 +110,13 @@ class Totals {
   }
 
  private:
+  // A forked child counts its own calls: the parent prints those before the fork.
+  void forget_parent() {
+    if (process_ == getpid()) return;
+    process_ = getpid();
+    sums_.clear();
+    pending_.clear();
+  }
   void count(const Work& work, double seconds) {
     Sums& sums = sums_[work.call];
     ++sums.timed;
@@ -127,11 +139,10 @@ class Totals {
   static void print_line(const std::string& call, const Sums& sums) {
     const double each = sums.timed > 0 ? sums.seconds / static_cast<double>(sums.timed) : 0;
     std::string rates;
-    char text[64];
+    const auto digits = std::setprecision(4);
     const auto rate = [&](double amount, double unit, const char* name) {
       if (amount <= 0 || sums.seconds <= 0) return;
-      std::snprintf(text, sizeof text, ", %.4g %s", amount / sums.seconds / unit, name);
-      rates += text;
+      rates += concat(", ", digits, amount / sums.seconds / unit, " ", name);
     };
     if (sums.known) {
       rate(sums.flops, sums.flops > 1e12 * sums.seconds ? 1e12 : 1e9,
@@ -141,15 +152,14 @@ class Totals {
       rates = ", lengths in device memory: no rates";
     }
     if (sums.timed < sums.calls) {
-      std::snprintf(text, sizeof text, ", %lld not timed (captured into a graph)",
-                    static_cast<long long>(sums.calls - sums.timed));
-      rates += text;
+      rates += concat(", ", sums.calls - sums.timed, " not timed (captured into a graph)");
     }
-    std::fprintf(stderr, "fa3: %lld calls, %.4g ms each%s: %s\n",
-                 static_cast<long long>(sums.calls), 1e3 * each, rates.c_str(), call.c_str());
+    const std::string line =
+        concat("fa3: ", sums.calls, " calls, ", digits, 1e3 * each, " ms each", rates, ": ", call);
+    std::fprintf(stderr, "%s\n", line.c_str());
   }
 
-  std::mutex mutex_;
+  pid_t process_ = getpid();
   std::map<std::string, Sums> sums_;
   std::deque<Pending> pending_;
 };

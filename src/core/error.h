@@ -5,6 +5,7 @@
 
 #include <fa3/status.h>
 
+#include <locale>
 #include <sstream>
 #include <string>
 
@@ -13,6 +14,7 @@ namespace fa3 {
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream text;
+  text.imbue(std::locale::classic());  // a program's locale would group digits: 1,024
   (text << ... << parts);
   return text.str();
 }

@@ -44,7 +44,9 @@ Status describe_mask(const fa3_options& options, Problem* problem) {
   if (std::abs(shift) >= kMaxShift) {
     return invalid("window_shift: expected a number of keys below 2^30, got ", shift);
   }
-  const int64_t span = problem->lengths_q.max + problem->lengths_k.max;
+  constexpr int64_t kMostRows = int64_t{1} << 61;  // longer ones are refused later
+  const int64_t span =
+      std::min(problem->lengths_q.max, kMostRows) + std::min(problem->lengths_k.max, kMostRows);
   MaskRule& mask = problem->mask;
   mask = {.left = reach_of(options.window_left, -shift, span),
           .right = reach_of(options.window_right, shift, span),

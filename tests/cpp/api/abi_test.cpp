@@ -56,6 +56,8 @@ TEST(Params, may_be_null_without_a_crash) {
   EXPECT_TRUE(last_error_says("keep:", {"null"}));
   EXPECT_EQ(fa3_dropout_mask(0.1f, 0, 0, -1, 1, 1, 1, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_EQ(fa3_dropout_mask(0.1f, 0, 0, 1, 0, 1, 1, nullptr), FA3_OK);
+  constexpr int64_t kMany = 1 << 20;  // no element, in no time
+  EXPECT_EQ(fa3_dropout_mask(0.5f, 1, 1, kMany, kMany, kMany, 0, nullptr), FA3_OK);
   EXPECT_EQ(fa3_engine(0, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_TRUE(last_error_says("info:", {"null"}));
   ForwardCall call;

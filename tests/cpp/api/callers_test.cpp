@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -101,6 +102,36 @@ TEST(Callers, may_fork_while_others_make_their_first_call) {
               }),
               0);
   }
+}
+
+// FA3_MONITOR is read once in a process: in a program of its own.
+TEST(Callers, may_fork_while_others_are_counted) {
+  if (std::getenv("FA3_MONITOR") == nullptr) {
+    EXPECT_EQ(in_a_child([] {
+                setenv("FA3_MONITOR", "1", 1);
+                execl("/proc/self/exe", "fa3_callers_tests", "--gtest_brief=1",
+                      "--gtest_filter=Callers.may_fork_while_others_are_counted", nullptr);
+                return 1;
+              }),
+              0);
+    return;
+  }
+  for (int caller = 0; caller < 3; ++caller) {
+    std::thread([calls = small_calls()] {
+      for (;;) calls.front().run();
+    }).detach();
+  }
+  const std::vector<SmallCall> calls = small_calls();
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_EQ(in_a_child([&] {
+                alarm(20);
+                return calls.front().run() == FA3_OK ? 0 : 1;
+              }),
+              0)
+        << "fork " << i;
+  }
+  std::fflush(nullptr);
+  _exit(testing::Test::HasFailure() ? 1 : 0);  // while the others still call
 }
 
 TEST(Callers, may_fork_twice) {

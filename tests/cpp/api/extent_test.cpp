@@ -101,6 +101,28 @@ TEST(HugeExtents, of_which_one_is_0_are_refused_where_their_product_overflows) {
   EXPECT_TRUE(last_error_says("q, k:", {"overflows 64 bits"}));
 }
 
+// A stride that no element is reached by may be anything. The sanitizer watches the sums.
+TEST(HugeExtents, overflow_no_sum_on_the_way_to_a_refusal) {
+  float memory[16] = {}, out[8] = {};
+  fa3_merge_params merge;
+  fa3_merge_params_init(&merge);
+  merge.o_partial = contiguous(memory, FA3_FLOAT32, {1, 1, 1, 1, 8});
+  merge.o_partial.stride[0] = int64_t{1} << 62;
+  merge.lse_partial = contiguous(memory + 8, FA3_FLOAT32, {1, 1, 1, 1});
+  merge.lse_partial.stride[0] = int64_t{1} << 62;
+  merge.o = contiguous(memory, FA3_FLOAT32, {1, 1, 1, 8});  // the partial itself
+  merge.lse = contiguous(out, FA3_FLOAT32, {1, 1, 1});
+  EXPECT_EQ(fa3_merge(&merge, nullptr), FA3_OK) << fa3_last_error();
+  fa3_forward_params params;
+  fa3_forward_params_init(&params);
+  const int64_t pages = int64_t{1} << 40, rows = (int64_t{1} << 23) - 1;
+  params.q = params.o = contiguous(nullptr, FA3_FLOAT32, {1, kHuge, 1, 1});
+  params.k = params.v = contiguous(nullptr, FA3_FLOAT32, {1, rows, 1, 1});
+  params.page_table = contiguous(nullptr, FA3_INT32, {1, pages});
+  params.options.seqused_k = contiguous(nullptr, FA3_INT32, {1});
+  EXPECT_NE(fa3_forward_supported(&params), FA3_OK);
+}
+
 TEST(HugeExtents, of_partials_cost_nothing_where_there_is_nothing_to_merge) {
   struct Merge {
     int64_t partials, batch, rows, heads, dim;

@@ -24,6 +24,7 @@ constexpr EngineUnderTest kEngines[] = {
      .id = FA3_ENGINE_AMPERE,
      .memory = FA3_CUDA,
      .rows_apart = false,
+     .merges_by_lse = true,
      .large = 1e35f},
 };
 

@@ -18,6 +18,7 @@ struct EngineUnderTest {
   bool rounds_scores = false;    // stores S and P in the input dtype: its LSE is as rough as that
   bool exact = false;            // double precision inside: only its outputs are rounded
   bool rows_apart = true;        // a row's bits depend on no other row
+  bool merges_by_lse = false;    // splits of a row: beyond 1e5 an LSE cannot count equal keys
   bool multiplies_e4m3 = false;  // where q, k and v are: weights are rounded to it, scores rough
   float large = 1e37f;           // the mean of 512 values of this size does not overflow
 };

@@ -170,8 +170,8 @@ bool is_entry_of(const fa3_tensor& part, const fa3_tensor& whole) {
   }
   const auto distance = static_cast<int64_t>(reinterpret_cast<uintptr_t>(part.data) -
                                              reinterpret_cast<uintptr_t>(whole.data));
+  if (whole.stride[0] == 0 || whole.shape[0] == 1) return distance == 0;  // all are this entry
   const int64_t step = whole.stride[0] * size_of(static_cast<DType>(whole.dtype));
-  if (step == 0 || whole.shape[0] == 1) return distance == 0;  // all entries are this one
   const Dim* unused = nullptr;
   return distance >= 0 && distance % step == 0 && distance / step < whole.shape[0] &&
          elements_are_distinct(view_of(whole), 0, &unused);

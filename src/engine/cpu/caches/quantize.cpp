@@ -14,7 +14,7 @@
 #include <cmath>
 #include <vector>
 
-#include "engine/cpu/machine/float_environment.h"
+#include "core/float_environment.h"
 #include "engine/cpu/machine/parallel.h"
 #include "engine/cpu/machine/thread_memory.h"
 #include "engine/cpu/rows.h"

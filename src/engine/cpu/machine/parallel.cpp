@@ -12,7 +12,7 @@
 #include <new>
 #include <thread>
 
-#include "engine/cpu/machine/float_environment.h"
+#include "core/float_environment.h"
 
 namespace fa3::cpu {
 namespace {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "core/float_environment.h"
 #include "engine/cpu/caches/quantize.h"
-#include "engine/cpu/machine/float_environment.h"
 #include "engine/cpu/rows.h"
 
 namespace fa3::cpu {

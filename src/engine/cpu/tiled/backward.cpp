@@ -183,7 +183,8 @@ void compute_dsink(const Run& run, int64_t head) {
     for (int64_t q_row = 0; q_row < rows.used; ++q_row) {
       const double lse = *problem.lse.at(b, head, rows.begin + q_row);
       if (lse == -kInfinity) continue;
-      sum -= exp_difference(double{problem.sink[head]}, lse) * double{delta[q_row]};
+      const double weight = std::min(exp_difference(double{problem.sink[head]}, lse), 1.0);
+      sum -= weight * double{delta[q_row]};
     }
   }
   problem.dsink[head] = static_cast<float>(sum);

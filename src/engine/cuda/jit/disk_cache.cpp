@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -81,6 +82,16 @@ class File {
   int descriptor_;
 };
 
+constexpr std::string_view kSuffix = ".cubin", kWriting = "writing-";
+constexpr size_t kNameDigits = 32, kWritingDigits = 6;
+
+// Whether a file of this name is the cache's: the folder may hold others.
+bool is_own_name(const std::string& name) {
+  if (name.size() == kWriting.size() + kWritingDigits && name.starts_with(kWriting)) return true;
+  return name.size() == kNameDigits + kSuffix.size() && name.ends_with(kSuffix) &&
+         name.find_first_not_of("0123456789abcdef") == kNameDigits;
+}
+
 std::string from_environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -107,19 +118,20 @@ bool DiskCache::is_private_folder(bool make) const {
 }
 
 std::string DiskCache::path_of(const std::string& key) const {
-  char name[2 * 16 + 1];
+  std::string name(kNameDigits, '0');
   static constexpr char kDigits[] = "0123456789abcdef";
   for (int half = 0; half < 2; ++half) {
     uint64_t hash = hash_of(key, uint64_t(half) + 1);
-    for (int i = 0; i < 16; ++i, hash >>= 4) name[half * 16 + i] = kDigits[hash & 15];
+    for (int i = 0; i < 16; ++i, hash >>= 4) name[size_t(half * 16 + i)] = kDigits[hash & 15];
   }
-  name[32] = '\0';
-  return folder_ + "/" + name + ".cubin";
+  return folder_ + "/" + name + std::string(kSuffix);
 }
 
 bool DiskCache::load(const std::string& key, std::string* code) const {
   if (!is_private_folder(false)) return false;
-  const File file(open(path_of(key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  // A FIFO of that name would be waited for.
+  const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  const File file(open(path_of(key).c_str(), flags));
   Head head{};
   if (!file.is_open() || !file.is_of_user() || !file.read(&head, sizeof(head))) return false;
   const bool is_whole = std::memcmp(head.magic, kMagic, sizeof(kMagic)) == 0 &&
@@ -138,7 +150,7 @@ bool DiskCache::load(const std::string& key, std::string* code) const {
 void DiskCache::store(const std::string& key, const std::string& code) const {
   if (!is_private_folder(true)) return;
   const std::string path = path_of(key);
-  std::string written = folder_ + "/writing-XXXXXX";
+  std::string written = folder_ + "/" + std::string(kWriting) + "XXXXXX";
   bool done = false;
   {
     const File file(mkostemp(written.data(), O_CLOEXEC));  // 0600
@@ -148,6 +160,7 @@ void DiskCache::store(const std::string& key, const std::string& code) const {
     done = file.write(&head, sizeof(head)) && file.write(key.data(), key.size()) &&
            file.write(code.data(), code.size());
   }
+  rmdir(path.c_str());  // an empty folder of that name could not be replaced
   if (!done || rename(written.c_str(), path.c_str()) != 0) unlink(written.c_str());
   shrink();
 }
@@ -163,6 +176,7 @@ void DiskCache::shrink() const {
   int64_t bytes = 0;
   for (files::directory_iterator at(folder_, error), end; !error && at != end;
        at.increment(error)) {
+    if (!is_own_name(at->path().filename())) continue;
     std::error_code gone;  // by another process
     const auto size = at->file_size(gone);
     const auto time = at->last_write_time(gone);

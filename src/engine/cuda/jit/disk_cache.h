@@ -4,7 +4,7 @@
 // user's alone (0700): what others own, or may write, is neither read nor written. A file is
 // written under another name and renamed, so that no process sees half of it. It holds its whole
 // key, and a checksum: a file that is not as it was written counts as absent. Beyond kMostBytes the
-// oldest files go.
+// oldest of the cache's own files go; others in the folder are left alone.
 #pragma once
 
 #include <cstdint>

@@ -62,8 +62,7 @@ class FloatEnvironment : public EngineTest {
 };
 FA3_FOR_EVERY_ENGINE(FloatEnvironment);
 
-// Values around the smallest normal number, so that flushing to zero shows; a scale without
-// rounding.
+// Values around the smallest normal number, so that flushing to zero shows.
 Case fragile_case(int num_threads) {
   Case c = dense_case(2, 70, 90, 2, 1, 64, 64);
   c.scale = 0.125f;
@@ -117,6 +116,23 @@ TEST_P(FloatEnvironment, of_the_caller_changes_nothing_and_comes_back) {
       EXPECT_TRUE(bits_equal("dq", gradient.dq, want_gradient.dq)) << "environment " << i;
       EXPECT_TRUE(bits_equal("dk", gradient.dk, want_gradient.dk)) << "environment " << i;
       EXPECT_TRUE(bits_equal("dv", gradient.dv, want_gradient.dv)) << "environment " << i;
+    }
+  }
+}
+
+// Whose square roots are rounded, and whose inverses.
+TEST_P(FloatEnvironment, of_the_caller_leaves_the_default_scale) {
+  for (int64_t dim : {7, 24, 31, 48, 80, 96, 160}) {
+    for (const Case& c : in_each_dtype(dense_case(1, 5, 40, 1, 1, dim, dim))) {
+      const Inputs inputs = make_inputs(c);
+      const ForwardRun want = forward(c, inputs);
+      for (int mode : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+        std::fesetround(mode);
+        const ForwardRun run = run_forward(engine(), c, inputs);
+        restore();
+        EXPECT_TRUE(bits_equal("o", run.o, want.o)) << "rounding mode " << mode << "; " << c;
+        EXPECT_TRUE(bits_equal("lse", run.lse, want.lse)) << "rounding mode " << mode << "; " << c;
+      }
     }
   }
 }

@@ -167,7 +167,7 @@ FA3_INLINE void weights_and_gradients(const GradientTile& tile, const QueryVecto
     score = t * tile.softcap;
     slope = 1.0f - t * t;
   }
-  V p = exp2((score - queries.lse) * kLog2E);
+  V p = probability(score, queries.lse, Exp2Polynomial{});
   if (kDropped) gradient = (V)((VBits)(gradient * broadcast_from(&tile.dropout.scale)) & keep);
   V ds = p * (gradient - queries.delta);
   if (kDropped) p = (V)((VBits)p & keep);

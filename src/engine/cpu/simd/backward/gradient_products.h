@@ -51,7 +51,7 @@ FA3_INLINE void recompute_weights(const GradientTile& tile, ScorePanel& panel) {
         score = t * tile.softcap;
         store(panel.slope[r] + j * kWidth, 1.0f - t * t);
       }
-      store(panel.p[r] + j * kWidth, exp2((score - lse) * kLog2E, polynomial));
+      store(panel.p[r] + j * kWidth, probability(score, lse, polynomial));
     }
   }
 }

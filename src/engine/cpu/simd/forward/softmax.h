@@ -20,6 +20,10 @@ namespace fa3::cpu::FA3_ISA {
 // 2^14 in one lane: the reference may lag the maximum by that much, which float sums do not notice.
 constexpr float kGuard = 16384.0f;
 
+// Both steps round a score differently: equal scores of this size then have weights 2^-11 apart.
+// Larger ones are left to the ordinary step, where equal scores have equal weights.
+constexpr float kLargestGuardedReference = 4096.0f;
+
 // One group of Format::kRows rows, of which num_rows exist, and where its state lives.
 struct RowGroup {
   int64_t num_rows;
@@ -83,7 +87,10 @@ FA3_INLINE void guarded_weights(const GuardedConstants& constants, const float* 
 // Adds the sums of a guarded step to the row's, unless they fail the guard.
 template <class Format>
 FA3_INLINE bool keep_sums(const RowGroup& group, int64_t r, V sums, V rounded) {
-  if (!all_at_most(sums, kGuard)) return false;
+  const float ref = group.ref[r];
+  if (!all_at_most(sums, kGuard) || ref > kLargestGuardedReference ||
+      ref < -kLargestGuardedReference)
+    return false;
   float* lanes = group.sum_lanes + r * kWidth;
   store(lanes, load(lanes) + sums);
   if (Format::kRoundsWeights) {

@@ -60,10 +60,15 @@ FA3_INLINE RowTotal total_of_row(const WriteJob& job, int64_t r, float sink, flo
 template <class Out>
 FA3_INLINE void write_o(const WriteJob& job, int64_t r, const RowTotal& total, const float* partial,
                         Out* o) {
-  float inverse = total.divisor == 0.0f ? 0.0f : job.scale / total.divisor;
   const bool goes_on = total.of_partial != 0.0f;  // else its o may be anything
   const float of_all = total.sum + total.of_partial;
-  if (goes_on) inverse *= total.sum / of_all;
+  float inverse = 0.0f;
+  if (total.divisor != 0.0f) {
+    // Beside a partial result that outweighs them, the keys' sums are subnormal: only their
+    // quotient is in range.
+    inverse =
+        goes_on ? job.scale * (total.sum / total.divisor) / of_all : job.scale / total.divisor;
+  }
   const float of_partial = goes_on ? total.of_partial / of_all : 0.0f;
   for (int64_t c = 0; c < job.head_dim_v; c += kWidth) {
     V value = {};

@@ -58,6 +58,12 @@ FA3_INLINE V exp2(V x) {
   return exp2(x, Exp2Polynomial{});
 }
 
+// P = exp(score - lse) of a backward, from a float32 LSE: of large scores it may be off by more
+// than the range of exp, but no probability is more than 1.
+FA3_INLINE V probability(V score, V lse, const Exp2Polynomial& polynomial) {
+  return exp2(at_most((score - lse) * kLog2E, 0.0f), polynomial);
+}
+
 // An odd polynomial near 0, where 1 - 2 / (e^2x + 1) cancels.
 FA3_INLINE V tanh(V x) {
   constexpr float kTwoLog2E = 2.88539008f;

@@ -89,8 +89,8 @@ FA3_INLINE V maximum(V a, V b) {
   return a > b ? a : b;
 }
 
-// Between `low` and `high`; NaN stays NaN, because x86's min and max return their second operand
-// then, Arm's return NaN, and the comparisons are false.
+// Between `low` and `high`, or at most `high`; NaN stays NaN, because x86's min and max return
+// their second operand then, Arm's return NaN, and the comparisons are false.
 FA3_INLINE V clamp(V x, float low, float high) {
 #if defined(__AVX512F__)
   return (V)_mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), (__m512)x));
@@ -102,6 +102,20 @@ FA3_INLINE V clamp(V x, float low, float high) {
   return (V)vminq_f32(vdupq_n_f32(high), vmaxq_f32(vdupq_n_f32(low), (float32x4_t)x));
 #else
   x = x < broadcast(low) ? broadcast(low) : x;
+  return x > broadcast(high) ? broadcast(high) : x;
+#endif
+}
+
+FA3_INLINE V at_most(V x, float high) {
+#if defined(__AVX512F__)
+  return (V)_mm512_min_ps(_mm512_set1_ps(high), (__m512)x);
+#elif defined(__AVX2__)
+  return (V)_mm256_min_ps(_mm256_set1_ps(high), (__m256)x);
+#elif defined(__SSE2__)
+  return (V)_mm_min_ps(_mm_set1_ps(high), (__m128)x);
+#elif defined(FA3_NEON)
+  return (V)vminq_f32(vdupq_n_f32(high), (float32x4_t)x);
+#else
   return x > broadcast(high) ? broadcast(high) : x;
 #endif
 }

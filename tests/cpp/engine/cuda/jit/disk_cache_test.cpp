@@ -5,8 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 #include "engine/cuda/jit/disk_cache.h"
 #include "engine/cuda/jit/fixture.h"
@@ -86,6 +88,47 @@ TEST_F(DiskCache, KeepsToItsSize) {
   for (int i = 0; i < 20; ++i) cache.store(std::to_string(i), std::string(1000, 'x'));
   EXPECT_LE(count(), 10);
   EXPECT_GE(count(), 8);
+}
+
+TEST_F(DiskCache, RemovesItsOwnFilesAlone) {
+  files::create_directories(folder);
+  files::permissions(folder, files::perms::owner_all);
+  const std::string digits(32, 'a');
+  std::vector<files::path> others;
+  for (const char* name : {"thesis.tex", "film.mkv", "writing-notes.txt", "model.cubin"}) {
+    others.push_back(files::path(folder) / name);
+  }
+  others.push_back(folder + "/" + digits + ".cubin.bak");
+  others.push_back(folder + "/x" + digits + ".cubin");
+  for (const files::path& other : others) {
+    std::ofstream(other) << std::string(20000, 'x');
+    files::last_write_time(other, files::file_time_type::clock::now() - std::chrono::hours(9000));
+  }
+  const cuda::DiskCache cache(folder, 10000);
+  for (int i = 0; i < 20; ++i) cache.store(std::to_string(i), std::string(1000, 'x'));
+  for (const files::path& other : others) EXPECT_TRUE(files::exists(other)) << other;
+  const int own = count() - static_cast<int>(others.size());
+  EXPECT_LE(own, 10);
+  EXPECT_GE(own, 8);
+}
+
+TEST_F(DiskCache, IsNotHeldUpByWhatElseHasAnEntrysName) {
+  const cuda::DiskCache cache(folder);
+  cache.store("key", "code");
+  const files::path path = only_file();
+  std::string code;
+  files::remove(path);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  alarm(20);  // a test that waits for a writer fails
+  EXPECT_FALSE(cache.load("key", &code));
+  alarm(0);
+  cache.store("key", "code");
+  EXPECT_TRUE(cache.load("key", &code));
+  files::remove(path);
+  files::create_directory(path);
+  EXPECT_FALSE(cache.load("key", &code));
+  cache.store("key", "code");
+  EXPECT_TRUE(cache.load("key", &code));
 }
 
 TEST_F(DiskCache, ManyProcessesWriteOneKey) {
