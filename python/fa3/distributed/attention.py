@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fa3.distributed import heads, run
+from fa3.distributed.agree import agree_backward
 from fa3.distributed.describe import Described, describe
 from fa3.torch.autograd import to_autocast_type
 from fa3.torch.operators import resolved
@@ -46,6 +47,21 @@ class Attention(torch.autograd.Function):
         finally:
             plan.ring.finish()
         return None, dq, dk, dv, gradient_of_sink(do, out, lse, dlse, sink)
+
+
+class Agreed(torch.autograd.Function):
+    """The tensors as they are; ranks go backward through them together, or all raise."""
+
+    @staticmethod
+    def forward(ctx, group, number, *tensors):
+        ctx.group, ctx.number = group, number
+        ctx.set_materialize_grads(False)
+        return tensors
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        agree_backward(ctx.group, ctx.number)
+        return None, None, *gradients
 
 
 def gradient_of_sink(do, out, lse, dlse, sink):
@@ -179,4 +195,5 @@ def over_teams(call: Described, q, k, v, sink):
     if team is not None:
         out = heads.ToRows.apply(team, out)
         lse = heads.ToRows.apply(team, lse.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
+    out, lse = Agreed.apply(call.plan.ring.group, call.number, out, lse)
     return (out[0], lse[0]) if packed else (out, lse)

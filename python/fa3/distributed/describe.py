@@ -34,6 +34,7 @@ DROPOUT_STEP = 64  # rows, from whose multiples on dropout_origin counts queries
 class Described(NamedTuple):
     plan: Plan
     team: Team | None  # that trades heads
+    number: int = 0  # of the call in its group
 
 
 def describe(q, k, v, *, group, **arguments) -> Described:
@@ -48,13 +49,13 @@ def describe(q, k, v, *, group, **arguments) -> Described:
             seed = given_or_drawn(arguments["dropout_seed"], q.device, arguments["generator"])
     except (InvalidArgument, Unsupported, TypeError) as found:
         error = found
-    agree(group, facts, error)
+    number = agree(group, facts, error)
     plan = plan_of(group, dist.get_rank(group), dist.get_world_size(group), tuple(facts.items()))
     if seed is not None and arguments["dropout_seed"] is None:
         dist.broadcast(seed, dist.get_global_rank(group, 0), group=group)
     ring = plan.plan.ring._replace(peers=peers_of(group, k, v))
     options = arguments["options"] | {"dropout_p": arguments["dropout_p"], "dropout_seed": seed}
-    return plan._replace(plan=plan.plan._replace(options=options, ring=ring))
+    return plan._replace(plan=plan.plan._replace(options=options, ring=ring), number=number)
 
 
 def group_of(group):

@@ -11,6 +11,7 @@ from distributed_passes import at_once, cut, documents, inputs, rows_in, rows_of
 import fa3
 from fa3 import distributed
 from fa3.compat import ring_flash_attn as ring
+from fa3.distributed import agree as agreement
 from fa3.distributed.layout import LAYOUTS
 
 
@@ -110,21 +111,55 @@ def ranks_that_disagree_learn_it_by_one_sentence(world):
 
 
 def a_kind_of_call_is_agreed_upon_once(world):
+    """Where the backend is gloo, ranks that agree exchange their digests alone."""
     q, k, v = (distributed.shard(x) for x in inputs(16 * world, world, batch=1)[:3])
-    gathered = []
-    original = dist.all_gather_object
+    for compares, expected in ((agreement.compares, 0), (lambda group: False, 2)):
+        with pytest.MonkeyPatch.context() as patched:
+            gathered = []
+            original = dist.all_gather_object
 
-    def counting(*arguments, **named):
-        gathered.append(1)
-        return original(*arguments, **named)
+            def counting(*arguments, original=original, gathered=gathered, **named):
+                gathered.append(1)
+                return original(*arguments, **named)
 
-    dist.all_gather_object = counting
-    try:
-        for softcap in (0.0, 3.0, 0.0, 3.0):
-            distributed.attention(q, k, v, softcap=softcap)
-    finally:
-        dist.all_gather_object = original
-    assert len(gathered) == 2
+            patched.setattr(dist, "all_gather_object", counting)
+            patched.setattr(agreement, "compares", compares)
+            for softcap in (0.0, 3.0, 0.0, 3.0):
+                distributed.attention(q, k, v, softcap=softcap)
+            assert len(gathered) == expected
+
+
+def ranks_that_differ_later_learn_it_too(world):
+    """After every kind of call was made once: other masks, other orders, another pass."""
+    rank, last = dist.get_rank(), dist.get_rank() == world - 1
+    q, k, v = (distributed.shard(x).requires_grad_() for x in inputs(16 * world, world, batch=1)[:3])
+
+    def call(**options):
+        return distributed.attention(q, k, v, method="ring", **options)
+
+    for causal in (False, True):
+        call(causal=causal).sum().backward()
+    said = f"mask: expected the same on every rank, got .* on rank {world - 1}"
+    refused_alike(lambda: call(causal=last), said)
+    said = "call: expected the same on every rank, got the backward pass of call [0-9]+ on rank"
+    first, second = call(causal=True), call(causal=True)
+    refused_alike(lambda: (second if last else first).sum().backward(), said)
+    one, other = call(causal=True), call()  # of unequal messages
+    refused_alike(lambda: (other if last else one).sum().backward(), said)
+    said = "call: expected the same on every rank, got .*a forward pass on rank"
+    refused_alike(lambda: call() if last else one.sum().backward(), said)
+    teams = {"method": "ulysses"} if q.shape[2] % world == 0 else {}
+    first, second = (distributed.attention(q, k, v, **teams) for _ in range(2))
+    refused_alike(lambda: (second if rank == 0 else first).sum().backward(), "backward pass")
+    call().sum().backward()  # the group still works
+
+
+def refused_alike(call, pattern):
+    with pytest.raises(fa3.InvalidArgument, match=pattern) as refusal:
+        call()
+    sentences: list = [None] * dist.get_world_size()
+    dist.all_gather_object(sentences, str(refusal.value))
+    assert len(set(sentences)) == 1, sentences
 
 
 def lazily_negated_tensors_are_read_with_their_signs(world):

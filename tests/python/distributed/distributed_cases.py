@@ -235,6 +235,7 @@ CASES = [
     calls.a_group_may_be_some_ranks_or_a_mesh,
     calls.ranks_that_disagree_learn_it_by_one_sentence,
     calls.a_kind_of_call_is_agreed_upon_once,
+    calls.ranks_that_differ_later_learn_it_too,
     dropout_is_that_of_one_process,
     a_drawn_seed_is_the_first_ranks,
     calls.lazily_negated_tensors_are_read_with_their_signs,
