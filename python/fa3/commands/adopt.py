@@ -14,6 +14,7 @@ import hashlib
 import importlib.machinery
 import importlib.metadata
 import io
+import os
 import re
 import sys
 import sysconfig
@@ -22,6 +23,7 @@ from pathlib import Path
 from fa3.commands.shims import VERSIONS, hub_kernel, modules
 
 INSTALLER = "fa3"
+OWN_METADATA = "+fa3.dist-info"  # how the folders' names end, by VERSIONS
 
 
 class Refusal(Exception):
@@ -91,9 +93,13 @@ def adopt(site, names, returns_tuple=False):
     """Writes the distributions into site, replacing own ones. Returns the paths."""
     if not site.is_dir():
         raise Refusal(f"{site}: expected the site-packages of an environment, got no such folder")
+    site = Path(os.path.abspath(site))
     files = {name: modules(name, returns_tuple) for name in names}
     for name in names:
         refuse_if_taken(site, name, files[name])
+    _, changed = found_in(site, names)
+    if changed:
+        raise Refusal(f"{changed[0]} was changed since fa3 adopt wrote it; move it away first")
     undo(site, names)
     written = []
     for name in names:
@@ -105,19 +111,22 @@ def with_metadata(name, files):
     """The files and the dist-info that makes a distribution of them."""
     folder = f"{name.replace('-', '_')}-{VERSIONS[name]}.dist-info"
     tops = sorted({Path(file).parts[0].removesuffix(".py") for file in files})
-    files = files | {
+    metadata = {
         f"{folder}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {VERSIONS[name]}\n"
         "Summary: The names of FlashAttention, answered by fa3 (written by fa3 adopt)\n",
         f"{folder}/WHEEL": "Wheel-Version: 1.0\nGenerator: fa3\nRoot-Is-Purelib: true\n"
         "Tag: py3-none-any\n",
-        f"{folder}/INSTALLER": f"{INSTALLER}\n",
         f"{folder}/top_level.txt": "".join(f"{top}\n" for top in tops),
+        f"{folder}/INSTALLER": f"{INSTALLER}\n",
     }
     rows = io.StringIO()
     record = f"{folder}/RECORD"
-    lines = [(file, digest(text.encode()), len(text.encode())) for file, text in files.items()]
+    contents = {file: text.encode() for file, text in (files | metadata).items()}
+    lines = [(file, digest(content), len(content)) for file, content in contents.items()]
     csv.writer(rows, lineterminator="\n").writerows([*lines, (record, "", "")])
-    return files | {record: rows.getvalue()}
+    # INSTALLER and RECORD come first: whatever interrupts the others, --undo finds what there is.
+    first = {f"{folder}/INSTALLER": f"{INSTALLER}\n", record: rows.getvalue()}
+    return first | metadata | files
 
 
 def digest(content):
@@ -135,13 +144,18 @@ def refuse_if_taken(site, name, files):
                 f"{name} {found.version} is installed in {found.locate_file('')}, and programs "
                 f"that import it should get it; pip uninstall {name} first, or leave it"
             )
-    own = {resolved(file.locate()) for found in own_distributions(path) for file in found.files}
+    own = {
+        resolved(file.locate()) for found in own_distributions(path) for file in found.files or ()
+    }
     for top in {Path(file).parts[0].removesuffix(".py") for file in files}:
         spec = importlib.machinery.PathFinder.find_spec(top, path)
         if spec is not None and spec.origin is not None and resolved(spec.origin) not in own:
             raise Refusal(f"{top} is there already, in {spec.origin}; remove it first, or leave it")
     for file in files:
-        if (site / file).exists() and resolved(site / file) not in own:
+        for folder in (site / file).parents:
+            if folder != site and site in folder.parents and folder.is_symlink():
+                raise Refusal(f"{folder}: expected a folder, got a link; remove it first")
+        if os.path.lexists(site / file) and resolved(site / file) not in own:
             raise Refusal(f"{site / file} is there already; remove it first, or leave it")
 
 
@@ -162,16 +176,20 @@ def own_distributions(path):
 
 
 def write(folder, files):
-    """Writes all files or none. Returns their paths."""
+    """Writes all files or none, and over nothing. Returns their paths."""
     written = []
     try:
         for file, text in files.items():
             path = folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            written.append(path)
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
+            with path.open("xb") as made:
+                written.append(path)
+                made.write(text.encode())
+    except BaseException as error:
         remove(folder, written)
+        remove_empty(folder, path)
+        if not isinstance(error, OSError):
+            raise  # such as Ctrl-C
         raise Refusal(
             f"{folder}: expected a folder that can be written to, got {error.strerror}; use an "
             "environment of your own (python3 -m venv), or --into FOLDER on PYTHONPATH"
@@ -181,21 +199,46 @@ def write(folder, files):
 
 def undo(site, names):
     """Removes what adopt() wrote into site. Returns (removed, kept since they are changed)."""
-    removed, kept = [], []
-    for found in own_distributions([str(site)]):
-        if canonical(found.metadata["Name"]) not in names:
-            continue
-        for file in found.files:
-            path = Path(file.locate())
-            if not path.exists():
-                continue
-            same = file.hash is None or digest(path.read_bytes()) == f"sha256={file.hash.value}"
-            (removed if same else kept).append(path)
+    site = Path(os.path.abspath(site))
+    removed, kept = found_in(site, names)
     try:
         remove(site, removed)
     except OSError as error:
         raise Refusal(f"{site}: expected to remove what is there, got {error.strerror}") from None
     return removed, kept
+
+
+def found_in(site, names):
+    """(what adopt() wrote into site, what was changed since).
+
+    RECORD is a file like others: what it names outside of site, or behind a link, is left alone.
+    """
+    written, changed = [], []
+    for folder in sorted(site.glob(f"*{OWN_METADATA}")):
+        found = importlib.metadata.Distribution.at(folder)
+        if canonical(folder.name.partition("-")[0]) not in names:
+            continue
+        hashes = {Path(os.path.normpath(file.locate())): file.hash for file in found.files or ()}
+        hashes |= {path: None for path in folder.iterdir() if path not in hashes}
+        for path, expected in hashes.items():
+            if not is_file_in(site, path):
+                continue
+            content = path.read_bytes()
+            if expected is None:
+                same = path.parent == folder
+            else:  # an empty file was interrupted
+                same = content == b"" or digest(content) == f"sha256={expected.value}"
+            (written if same else changed).append(path)
+    # RECORD last: what interrupts the removal can be repeated.
+    written.sort(key=lambda path: (path.name == "INSTALLER", path.name == "RECORD"))
+    return written, changed
+
+
+def is_file_in(site, path):
+    """Whether it is a file below site, on a way without links."""
+    if site not in path.parents or path.is_symlink() or not path.is_file():
+        return False
+    return resolved(path) == resolved(site) / path.relative_to(site)
 
 
 def remove(site, paths):
@@ -204,8 +247,13 @@ def remove(site, paths):
         compiled = list(path.parent.glob(f"__pycache__/{path.stem}.*.pyc"))
         for file in (path, *compiled):
             file.unlink(missing_ok=True)
-        for folder in (path.parent / "__pycache__", *path.parents):
-            if folder == site or site not in folder.parents:
-                break
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+        remove_empty(site, path)
+
+
+def remove_empty(site, path):
+    """Removes the file's folders below site that are empty."""
+    for folder in (path.parent / "__pycache__", *path.parents):
+        if folder == site or site not in folder.parents:
+            break
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()

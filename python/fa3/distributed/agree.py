@@ -2,10 +2,10 @@
 """Ranks that call with different arguments learn so, by the same sentence, instead of waiting.
 
 Before the first call of a kind, ranks gather what each of them was given, its own error included.
-What must agree is kept as `seen`. Later calls of that kind compare 8 bytes a rank where the group's
-backend is gloo: ranks that are at another call, or go backward through another one, are refused too.
-Other groups exchange nothing then, for a GPU would have to be waited for: ranks that differ may end
-by the group's timeout, or compute with each other's rows.
+What must agree is kept as `seen`. Later calls of that kind compare 8 bytes a rank where the
+group's backend is gloo: ranks that make another call, or go backward through another one, are
+refused too. Other groups exchange nothing then, for a GPU would have to be waited for: ranks that
+differ may end by the group's timeout, or compute with each other's rows.
 """
 
 import hashlib

@@ -113,6 +113,8 @@ void write_npy(const std::string& path, const HostTensor& tensor) {
   file.write(reinterpret_cast<const char*>(tensor.data()), tensor.bytes());
   file.close();
   if (!file) {
+    std::error_code error;  // half a file is none
+    if (std::filesystem::is_regular_file(path, error)) std::filesystem::remove(path, error);
     throw CommandError(kExitFailed, concat(path, ": writing ", tensor.bytes(),
                                            " bytes failed; is there room on the disk?"));
   }

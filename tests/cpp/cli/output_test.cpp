@@ -71,6 +71,19 @@ TEST_F(Output, of_tensors_to_a_full_disk_is_a_failure) {
   expect_refused(run() + " --out " + path("o") + " --lse /dev/full", kExitFailed, "/dev/full");
 }
 
+// A limit on the size of files, at 512 bytes, in place of a disk with so much room.
+TEST_F(Output, that_found_no_room_leaves_no_file) {
+  HostTensor many(FA3_FLOAT32, {1, 64, 1, 64});
+  write_npy(path("many"), many);
+  const std::string q = path("many");
+  const Outcome outcome = start("run --engine reference --q " + q + " --k " + q + " --v " + q +
+                                    " --out " + path("o"),
+                                "2>&1", "trap '' XFSZ; ulimit -f 1; ");
+  EXPECT_EQ(outcome.code, kExitFailed) << outcome.output;
+  EXPECT_NE(outcome.output.find(kNoRoom), std::string::npos) << outcome.output;
+  EXPECT_FALSE(std::filesystem::exists(path("o")));
+}
+
 TEST_F(Output, of_warnings_to_a_full_disk_costs_no_row) {
   // Two lines that nobody can read: hopper does no fp32, and the summary at the end.
   const Outcome outcome =

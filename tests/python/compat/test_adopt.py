@@ -133,6 +133,105 @@ def test_undo_keeps_what_somebody_changed(site, capsys):
     assert files_in(site) == [changed]
 
 
+def interrupted_after(count, monkeypatch, error):
+    """Makes the write of the file after so many fail; 0: the first."""
+    opened = Path.open
+    left = [count]
+
+    def stop(path, mode="r", *arguments, **named):
+        if mode == "xb":
+            if left[0] == 0:
+                raise error
+            left[0] -= 1
+        return opened(path, mode, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", stop)
+
+
+FILES = len(adopt.with_metadata("flash-attn-3", shims.modules("flash-attn-3", False)))
+
+
+def test_ctrl_c_leaves_nothing(site, monkeypatch):
+    for count in range(FILES):
+        with monkeypatch.context() as patched:
+            interrupted_after(count, patched, KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                adopt.adopt(site, FA3_ALONE)
+        assert list(site.iterdir()) == []
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_kill_can_be_undone_and_repeated(site, monkeypatch, repeats):
+    for count in range(FILES + 1):
+        with monkeypatch.context() as patched:
+            interrupted_after(count, patched, SystemExit())
+            patched.setattr(adopt, "remove", lambda site, paths: None)  # a kill removes nothing
+            if count < FILES:
+                with pytest.raises(SystemExit):
+                    adopt.adopt(site, FA3_ALONE)
+            else:
+                adopt.adopt(site, FA3_ALONE)
+        assert len(files_in(site)) == count
+        if repeats:
+            adopt.adopt(site, FA3_ALONE)
+            assert len(files_in(site)) == FILES
+        adopt.undo(site, FA3_ALONE)
+        assert list(site.iterdir()) == [], count
+
+
+def test_a_file_that_a_kill_left_empty_is_removed(site):
+    adopt.adopt(site, FA3_ALONE)
+    (site / "flash_attn_interface.py").write_text("")
+    (next(site.glob("*.dist-info")) / "INSTALLER").write_text("")
+    adopt.undo(site, FA3_ALONE)
+    assert list(site.iterdir()) == []
+
+
+def test_undo_removes_nothing_that_it_did_not_write(site, tmp_path):
+    adopt.adopt(site, FA3_ALONE)
+    outside, inside = tmp_path / "precious.txt", site / "other.py"
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    for file in (outside, inside, behind / "x.py"):
+        file.write_text("mine\n")
+    (site / "link").symlink_to(behind)
+    record = next(site.glob("*.dist-info")) / "RECORD"
+    hashed = adopt.digest(b"mine\n")
+    with record.open("a") as rows:
+        for file in ("../precious.txt", str(outside), "other.py", "link/x.py"):
+            rows.write(f"{file},,\n")
+        for file in ("../precious.txt", str(outside), "link/x.py"):
+            rows.write(f"{file},{hashed},5\n")
+    adopt.undo(site, FA3_ALONE)
+    assert all(file.exists() for file in (outside, inside, behind / "x.py"))
+    assert sorted(path.name for path in site.iterdir()) == ["link", "other.py"]
+
+
+def test_links_are_not_written_through(site, tmp_path, capsys):
+    victim, folder = tmp_path / "victim.py", tmp_path / "folder"
+    folder.mkdir()
+    link = site / "flash_attn_interface.py"
+    link.symlink_to(victim)  # dangling
+    code, _, error = command(capsys, "--into", site)
+    assert code == 2 and f"{link} is there already" in error
+    link.unlink()
+    (site / "flash_attn_3").symlink_to(folder)
+    code, _, error = command(capsys, "--into", site)
+    assert code == 2 and "expected a folder, got a link" in error
+    assert not victim.exists() and list(folder.iterdir()) == []
+    assert [path.name for path in site.iterdir()] == ["flash_attn_3"]
+
+
+def test_a_changed_file_is_not_written_over(site, capsys):
+    adopt.adopt(site, FA3_ALONE)
+    changed = site / "flash_attn_interface.py"
+    changed.write_text("# mine\n")
+    before = files_in(site)
+    code, _, error = command(capsys, "--into", site)
+    assert code == 2 and f"{changed} was changed since" in error
+    assert files_in(site) == before and changed.read_text() == "# mine\n"
+
+
 def test_pip_knows_and_removes_it(tmp_path):
     # Looked up past the import hooks: to who asks for pip setuptools gives no distutils of its own.
     pip = importlib.machinery.PathFinder.find_spec("pip")
@@ -197,14 +296,7 @@ def test_flash_attention_4_is_no_obstacle(site):
 def test_a_folder_that_cannot_be_written_to_is_a_sentence_and_stays_as_it_was(
     site, capsys, monkeypatch
 ):
-    write_text = Path.write_text
-
-    def full(path, *arguments, **named):
-        if path.name == "METADATA":
-            raise OSError(30, "Read-only file system")
-        return write_text(path, *arguments, **named)
-
-    monkeypatch.setattr(Path, "write_text", full)
+    interrupted_after(2, monkeypatch, OSError(30, "Read-only file system"))
     code, said, error = command(capsys, "--into", site)
     assert (code, said, files_in(site)) == (2, "", [])
     assert "can be written to, got Read-only file system" in error

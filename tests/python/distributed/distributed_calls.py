@@ -132,7 +132,9 @@ def a_kind_of_call_is_agreed_upon_once(world):
 def ranks_that_differ_later_learn_it_too(world):
     """After every kind of call was made once: other masks, other orders, another pass."""
     rank, last = dist.get_rank(), dist.get_rank() == world - 1
-    q, k, v = (distributed.shard(x).requires_grad_() for x in inputs(16 * world, world, batch=1)[:3])
+    q, k, v = (
+        distributed.shard(x).requires_grad_() for x in inputs(16 * world, world, batch=1)[:3]
+    )
 
     def call(**options):
         return distributed.attention(q, k, v, method="ring", **options)
