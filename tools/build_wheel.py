@@ -6,7 +6,8 @@
 Into FOLDER goes the wheel with the GPU's kernels (where nvcc is), into FOLDER/cpu the one without;
 for this machine, or for those named: an x86-64 machine builds for Arm too (tools/setup.sh arm).
 Each runs on every Linux of its machine with glibc 2.28 or later (cmake/manylinux.cmake), which
-auditwheel confirms. The same sources, g++, nvcc, cmake, scikit-build-core and TMPDIR give the same
+auditwheel confirms. Beside each lies its software bill of materials (tools/bill_of_materials.py).
+The same sources, g++, nvcc, cmake, scikit-build-core and TMPDIR give the same
 bytes: archives carry a fixed time (or SOURCE_DATE_EPOCH), and the folder of the build is named by
 them.
 """
@@ -26,6 +27,7 @@ import tempfile
 from pathlib import Path
 
 import arm_cudart
+import bill_of_materials
 
 ROOT = Path(__file__).resolve().parent.parent
 GLIBC_MINOR = 28
@@ -91,6 +93,11 @@ def audit(wheel: Path, machine: str) -> None:
         sys.exit(f"{wheel.name}: expected {expected}, auditwheel says:\n{done.stdout}{done.stderr}")
 
 
+def nvcc_version() -> str:
+    said = subprocess.check_output(["nvcc", "--version"], text=True)
+    return re.search(r"\bV([\d.]+)", said)[1]
+
+
 def main() -> int:
     words = sys.argv[2:]
     if len(sys.argv) < 2 or not {"cuda", "cpu"} | MACHINES >= set(words):
@@ -107,6 +114,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as fetched:
             wheel = build_wheel(sdist, into, settings_for(kind, machine, Path(fetched)))
         audit(wheel, machine)
+        compiler = "g++" if machine == THIS_MACHINE else f"{machine}-linux-gnu-g++"
+        cuda_version = nvcc_version() if kind == "cuda" else None
+        bill_of_materials.write(wheel, compiler, cuda_version)
         size = os.path.getsize(wheel) / 1e6
         print(f"{wheel}: {size:.1f} MB, {platform_of(machine)}", flush=True)
     return 0

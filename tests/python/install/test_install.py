@@ -115,3 +115,4 @@ def test_the_debian_package(tmp_path):
     assert list(usr.glob("lib/**/pkgconfig/fa3.pc"))
     assert list(usr.glob("lib/**/cmake/fa3/fa3-config.cmake"))
     assert (usr / "include" / "fa3" / "fa3.h").exists()
+    assert "CLI11" in (usr / "share" / "doc" / "fa3" / "copyright").read_text()

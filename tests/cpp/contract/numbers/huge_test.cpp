@@ -125,7 +125,11 @@ class Huge : public EngineTest {
 
   testing::AssertionResult forward_is_right(const HugeCase& h, const Inputs& inputs,
                                             const ForwardRun& run) const {
-    const Textbook book = textbook_forward(dequantized(h.c), dequantized(h.c, inputs));
+    return forward_is_right(h, textbook_forward(dequantized(h.c), dequantized(h.c, inputs)), run);
+  }
+
+  testing::AssertionResult forward_is_right(const HugeCase& h, const Textbook& book,
+                                            const ForwardRun& run) const {
     const double score_roundoff = engine().rounds_scores ? unit_roundoff(h.c.dtype)
                                   : engine().multiplies_e4m3 && h.c.dtype == FA3_FLOAT8_E4M3
                                       ? kE4m3ScoreRoundoff
@@ -140,7 +144,7 @@ class Huge : public EngineTest {
   }
 
   testing::AssertionResult backward_is_bounded(const HugeCase& h, const Inputs& inputs,
-                                               const BackwardRun& run) const;
+                                               const Textbook& book, const BackwardRun& run) const;
 
   testing::AssertionResult failed(const HugeCase& h, const std::string& why) const {
     return testing::AssertionFailure() << engine().name << ", " << describe(h) << ": " << why;
@@ -153,9 +157,10 @@ class Huge : public EngineTest {
       if (!can(mine)) continue;
       const Inputs inputs = inputs_of(&mine);
       const Runs run = both(mine.c, inputs);
-      EXPECT_TRUE(forward_is_right(mine, inputs, run.forward));
+      const Textbook book = textbook_forward(mine.c, inputs);
+      EXPECT_TRUE(forward_is_right(mine, book, run.forward));
       if (!run.backward) continue;
-      EXPECT_TRUE(backward_is_bounded(mine, inputs, *run.backward));
+      EXPECT_TRUE(backward_is_bounded(mine, inputs, book, *run.backward));
     }
   }
 };
@@ -172,9 +177,9 @@ Bounds bounds_of(double weight, double off) {
 // dV_j = sum_i P_ij dO_i between the sums of both bounds; |dS_ij| <= P_ij |dP_ij - D_i|, which
 // bounds dQ and dK.
 testing::AssertionResult Huge::backward_is_bounded(const HugeCase& h, const Inputs& inputs,
+                                                   const Textbook& book,
                                                    const BackwardRun& run) const {
   const Case& c = h.c;
-  const Textbook book = textbook_forward(c, inputs);
   const double off = 1e-3 + 0x1p-20 * book.largest_score +
                      (engine().rounds_scores ? 2 * unit_roundoff(c.dtype) : 0);
   const double slack =
@@ -243,49 +248,44 @@ testing::AssertionResult Huge::backward_is_bounded(const HugeCase& h, const Inpu
   return lies_between("dk", run.dk.values(), negative(dk), dk);
 }
 
-constexpr double kScores[] = {1e3, 1e5, 1e6, 8e6, 1e8, 1e9, 1e10, 1e12, 1e15};
-
+// Around where engines change their arithmetic, and far beyond.
 TEST_P(Huge, equal_scores_share_the_row) {
-  for (double score : kScores) {
+  for (double score : {1e3, 1e6, 8e6, 1e9, 1e15}) {
     for (Source source : {Source::scale, Source::operands}) {
-      for (auto [rows, keys] : {std::pair{1, 1}, {1, 700}, {3, 1000}, {150, 150}, {40, 333}}) {
-        for (bool causal : {false, true}) {
-          Case c = dense_case(1, rows, keys, 4, 2, 64, 64);
-          c.causal = causal;
-          c.num_splits = 1;
-          expect_right({c, score, source, Leaders::all});
-        }
+      for (auto [rows, keys] : {std::pair{1, 1}, {1, 300}, {3, 333}, {130, 130}}) {
+        Case c = dense_case(1, rows, keys, 2, 1, 64, 64);
+        c.causal = rows == keys;
+        c.num_splits = 1;
+        expect_right({c, score, source, Leaders::all});
       }
     }
   }
 }
 
 TEST_P(Huge, the_largest_score_takes_the_row) {
-  for (double score : {1e4, 1e6, 1e8, 1e10, 1e15}) {
+  for (double score : {1e4, 1e6, 1e9, 1e15}) {
     for (Leaders leaders :
          {Leaders::first, Leaders::last, Leaders::middle, Leaders::two, Leaders::every_third}) {
-      for (auto [rows, keys] : {std::pair{1, 700}, {90, 900}, {150, 150}}) {
-        Case c = dense_case(1, rows, keys, 2, 1, 128, 128);
-        c.causal = rows == keys;
+      for (auto [rows, keys] : {std::pair{1, 300}, {70, 200}}) {
+        Case c = dense_case(1, rows, keys, 1, 1, 64, 64);
         c.num_splits = 1;
-        expect_right({c, score, Source::operands, leaders});
-        expect_right({c, score, Source::scale, leaders});
+        expect_right({c, score, score > 1e8 ? Source::scale : Source::operands, leaders});
       }
     }
   }
 }
 
 TEST_P(Huge, split_keys_packed_sequences_and_windows) {
-  for (double score : {1e5, 1e9, 1e15}) {
-    for (Leaders leaders : {Leaders::all, Leaders::two, Leaders::every_third}) {
-      Case split = dense_case(2, 5, 900, 4, 1, 64, 64);
+  for (double score : {1e5, 1e9}) {
+    for (Leaders leaders : {Leaders::all, Leaders::two}) {
+      Case split = dense_case(1, 5, 600, 4, 1, 64, 64);
       split.num_splits = 3;
-      Case packed = dense_case(3, 0, 0, 2, 1, 64, 64);
-      packed.q = {.owned = {4, 70, 130}, .spare_rows = 1};
-      packed.k = {.owned = {300, 70, 130}, .spare_rows = 2};
+      Case packed = dense_case(2, 0, 0, 2, 1, 64, 64);
+      packed.q = {.owned = {4, 70}, .spare_rows = 1};
+      packed.k = {.owned = {300, 70}, .spare_rows = 2};
       packed.causal = true;
       packed.num_splits = 1;
-      Case window = dense_case(1, 200, 200, 2, 2, 64, 64);
+      Case window = dense_case(1, 130, 130, 1, 1, 64, 64);
       window.left = 90;
       window.right = 5;
       window.num_splits = 1;
@@ -337,8 +337,8 @@ TEST_P(Huge, a_sink_beside_them) {
 
 // Whatever the scores are, a row's weights are at most 1 in the backward too.
 TEST_P(Huge, no_weight_of_a_backward_is_more_than_one) {
-  for (float scale : {1e5f, 1e7f, 1e8f, 1e9f, 1e15f, 1e30f}) {
-    for (auto [rows, keys] : {std::pair{40, 40}, {300, 300}, {1, 100}}) {
+  for (float scale : {1e5f, 1e7f, 1e9f, 1e30f}) {
+    for (auto [rows, keys] : {std::pair{40, 40}, {130, 130}, {1, 100}}) {
       Case shape = dense_case(1, rows, keys, 2, 1, 32, 32);
       shape.scale = scale;
       for (const Case& c : in_each_dtype(shape)) {
