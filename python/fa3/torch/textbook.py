@@ -133,10 +133,16 @@ def merge(o_partial, lse_partial):
     """out and lse of fa3.merge."""
     counts = lse_partial != -torch.inf
     seen = counts.any(0)
+    infinite = lse_partial == torch.inf  # these share the row
+    takes_all = infinite.any(0)
+    shares = torch.zeros_like(lse_partial).where(infinite, -torch.inf)
+    lse_partial = shares.where(takes_all, lse_partial)
+    counts = counts & (lse_partial != -torch.inf)
     lse = lse_partial.where(seen, 0.0).logsumexp(0)
     weight = (lse_partial.where(seen, -torch.inf) - lse).exp().transpose(-1, -2)[..., None]
     rows = counts.transpose(-1, -2)[..., None]
-    return (weight * o_partial.where(rows, 0.0)).sum(0), lse.where(seen, -torch.inf)
+    lse = lse.where(seen, -torch.inf).where(~takes_all, torch.inf)
+    return (weight * o_partial.where(rows, 0.0)).sum(0), lse
 
 
 def refuse_wrong(q, k, v, options):

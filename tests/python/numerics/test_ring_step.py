@@ -69,6 +69,19 @@ def test_steps_give_what_one_call_does(shape, dtype, engine, causal):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("keys", [1, 3, 65])
+def test_keys_that_weigh_almost_nothing_beside_earlier_ones_change_nothing(keys, engine):
+    """Their weights are subnormal, or zero: e^-80 to e^-120 of what was there."""
+    q, k, v = draw(9, keys, 64, 64, TYPES[-1])
+    own_lse = forward_step(q, k, v, engine=engine)[1]
+    for ahead in range(80, 121):
+        partial = torch.randn(2, 9, 4, 64, device=DEVICE), own_lse + ahead
+        out, lse = forward_step(q, k, v, partial, out_dtype=torch.float32, engine=engine)
+        torch.testing.assert_close(out, partial[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(lse, partial[1], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("window", [(-1, -1), (5, 0)])
 def test_rows_without_keys_keep_what_they_had(engine, window):
     q, k, v = draw(200, 230, 64, 64, torch.bfloat16)

@@ -271,6 +271,19 @@ def test_merge_of_rows_without_any_key_has_no_gradient():
         assert not gradient.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_that_an_infinite_sink_took_share_the_row(dtype):
+    o_partial = torch.randn(3, 1, 1, 2, 4, dtype=dtype, requires_grad=True)
+    lse = [[torch.inf, torch.inf], [1.0, -torch.inf], [torch.inf, 2.0]]
+    lse_partial = torch.tensor(lse, dtype=dtype).view(3, 1, 2, 1).requires_grad_()
+    out, merged = fa3.merge(o_partial, lse_partial)
+    expected = torch.stack([o_partial[::2, 0, 0, 0].mean(0), o_partial[0, 0, 0, 1]])
+    torch.testing.assert_close(out[0, 0], expected)
+    assert (merged == torch.inf).all()
+    for gradient in torch.autograd.grad(out.sum(), (o_partial, lse_partial)):
+        assert gradient.isfinite().all()
+
+
 @pytest.mark.filterwarnings("ignore:Input #.* requires gradient and is not a double")
 def test_gradcheck_of_merge():
     torch.manual_seed(0)

@@ -144,7 +144,12 @@ class PlacedCall::Builder {
       values.push_back(values.back() + static_cast<int32_t>(random_.between(0, each)));
     }
     starts_ = values;
-    return integers(values, c_.batch * each);
+    if (!c_.followed) return integers(values, c_.batch * each);
+    constexpr int kOthers = 64;
+    values.insert(values.end(), kOthers, 1 << 20);
+    fa3_tensor view = integers(values, c_.batch * each);
+    view.shape[0] = c_.batch + 1;
+    return view;
   }
   // Lengths within what sequences own, minus `less`.
   fa3_tensor used(bool packed, int64_t each) {

@@ -140,6 +140,23 @@ std::vector<EdgeCall> fallen_calls() {
   step.page_size = 16;
   step.pages = step.max_pages = 512;
   calls.push_back(step);
+  // No sequences, over tensors that have rows: what lies behind the one start is no length.
+  for (EdgeKind kind : {EdgeKind::forward, EdgeKind::backward}) {
+    for (int form = 1; form < 4; ++form) {
+      for (int64_t dim : {64, 128}) {
+        EdgeCall none{.kind = kind, .batch = 0, .seqlen_q = 3, .seqlen_k = 5, .dim = dim};
+        none.dim_v = dim;
+        none.packed_q = form & 1;
+        none.packed_k = form & 2;
+        none.spare_q = 3;
+        none.spare_k = 5;
+        none.followed = true;
+        calls.push_back(none);
+        none.bounded = none.causal = none.sink = none.deterministic = true;
+        calls.push_back(none);
+      }
+    }
+  }
   EdgeCall wide{.seqlen_q = 9, .seqlen_k = 0, .dim = 8, .dim_v = 256};
   calls.push_back(wide);
   return calls;
@@ -217,6 +234,8 @@ std::string describe(const EdgeCall& c) {
   flag(c.used_q, "seqused_q");
   flag(c.used_k, "seqused_k");
   flag(c.bounded, "max_seqlen");
+  flag(c.spare_q + c.spare_k > 0, "spare rows");
+  flag(c.followed, "other numbers behind the starts");
   if (c.paged()) {
     out << ", " << c.pages << " pages of " << c.page_size << ", tables of " << c.max_pages;
   }

@@ -27,7 +27,9 @@ struct EdgeCall {
   int64_t heads_k = 1, group = 2, dim = 16, dim_v = 24;
   fa3_dtype dtype = FA3_BFLOAT16, cache_dtype = FA3_BFLOAT16;
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
-  bool bounded = false;  // packed: max_seqlen is set
+  int64_t spare_q = 0, spare_k = 0;  // packed: rows of the tensors that no sequence owns
+  bool bounded = false;              // packed: max_seqlen is set
+  bool followed = false;             // packed: behind the array of starts lie other numbers
   // A cache: pages, other entries than sequences, keys that do not count. No pages: page_size 0.
   int64_t page_size = 0, pages = 0, max_pages = 0, entries = 0;
   bool indexed = false, padded_left = false;
@@ -47,8 +49,8 @@ struct EdgeCall {
 
   bool paged() const { return page_size > 0; }
   int64_t heads_q() const { return heads_k * group; }
-  int64_t rows_q() const { return packed_q ? batch * seqlen_q : seqlen_q; }
-  int64_t rows_k() const { return packed_k ? batch * seqlen_k : seqlen_k; }
+  int64_t rows_q() const { return packed_q ? batch * seqlen_q + spare_q : seqlen_q; }
+  int64_t rows_k() const { return packed_k ? batch * seqlen_k + spare_k : seqlen_k; }
   bool has_no_queries() const { return batch == 0 || seqlen_q == 0; }
   bool has_no_keys() const;
   // Whether host memory's arrays would name an entry or a page that does not exist.
