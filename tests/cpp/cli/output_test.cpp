@@ -76,9 +76,9 @@ TEST_F(Output, that_found_no_room_leaves_no_file) {
   HostTensor many(FA3_FLOAT32, {1, 64, 1, 64});
   write_npy(path("many"), many);
   const std::string q = path("many");
-  const Outcome outcome = start("run --engine reference --q " + q + " --k " + q + " --v " + q +
-                                    " --out " + path("o"),
-                                "2>&1", "trap '' XFSZ; ulimit -f 1; ");
+  const Outcome outcome =
+      start("run --engine reference --q " + q + " --k " + q + " --v " + q + " --out " + path("o"),
+            "2>&1", "trap '' XFSZ; ulimit -f 1; ");
   EXPECT_EQ(outcome.code, kExitFailed) << outcome.output;
   EXPECT_NE(outcome.output.find(kNoRoom), std::string::npos) << outcome.output;
   EXPECT_FALSE(std::filesystem::exists(path("o")));
