@@ -87,10 +87,8 @@ FA3_INLINE void guarded_weights(const GuardedConstants& constants, const float* 
 // Adds the sums of a guarded step to the row's, unless they fail the guard.
 template <class Format>
 FA3_INLINE bool keep_sums(const RowGroup& group, int64_t r, V sums, V rounded) {
-  const float ref = group.ref[r];
-  if (!all_at_most(sums, kGuard) || ref > kLargestGuardedReference ||
-      ref < -kLargestGuardedReference)
-    return false;
+  if (!all_at_most(sums, kGuard)) return false;
+  if (__builtin_fabsf(group.ref[r]) > kLargestGuardedReference) return false;
   float* lanes = group.sum_lanes + r * kWidth;
   store(lanes, load(lanes) + sums);
   if (Format::kRoundsWeights) {
