@@ -14,7 +14,6 @@ import torch
 
 from fa3._options import BOTH_PASSES, Options
 from fa3.masks import BlockMask, from_dense
-from fa3.torch.dropout import draw
 from fa3.torch.operators import new_lse, refuse_without_backward, run_backward, run_forward
 from fa3.torch.public import attention
 
@@ -63,15 +62,27 @@ def swapped(*tensors):
     return [tensor.transpose(1, 2) for tensor in tensors]
 
 
+# A backward has to run where its forward ran: with dropout no other kernel draws that mask. The random
+# state of torch's operators says who ran it, in two ways. Its memory has more words than the state,
+# which no compiler, CUDA graph or autograd changes: they keep the tensor, and a compiled program
+# checks its shape, strides and dtype alone. Where hooks of saved tensors have copied the state, its
+# numbers say so, which the host has to wait for.
+STATE_WORDS = 33  # of 8 bytes; torch's own states have 1 or 2
+TAG = 0x66613373  # the upper half of an offset that fa3 draws; torch's own offsets count calls
+
+
 class Dropout(NamedTuple):
-    """The probability, and the seed as fa3.torch.dropout.draw() makes it; None without dropout."""
+    """The probability, and (seed, offset) as an int64 tensor; None without dropout."""
 
     p: float
     seed: "torch.Tensor | None"
 
     @classmethod
     def drawn(cls, p, q):
-        return cls(p, draw(q.device) if p > 0 else None)
+        if p == 0:
+            return WITHOUT_DROPOUT
+        seen.dropout = True
+        return cls(p, drawn_state(q.device))
 
     @classmethod
     def saved(cls, p, state):
@@ -83,17 +94,68 @@ class Dropout(NamedTuple):
     def options(self):
         return {"dropout_p": self.p, "dropout_seed": self.seed}
 
+    def state(self, q):
+        return new_state(q.device) if self.seed is None else self.seed
+
     def results(self, q):
         """rng_state, philox_offset and debug_attn_mask of torch's operators."""
-        state, offset = (q.new_empty(shape, dtype=torch.uint64) for shape in ((2,), ()))
-        return state if self.seed is None else self.seed.view(torch.uint64), offset, q.new_empty(0)
+        offset = q.new_empty((), dtype=torch.uint64)
+        return self.state(q).view(torch.uint64), offset, q.new_empty(0)
+
+
+class Seen:
+    """What this process has done so far."""
+
+    dropout = False  # whether a call of fa3's under torch's operators had dropout
+
+
+seen = Seen()
+
+
+def new_state(device):
+    """(seed, offset) in memory that says that fa3 ran the forward."""
+    return torch.empty(STATE_WORDS, dtype=torch.int64, device=device).as_strided((2,), (1,))
+
+
+def drawn_state(device):
+    """One kernel on a GPU, of torch's generator: as fa3.torch.dropout.draw(), and tagged."""
+    return new_state(device).random_(TAG << 32, (TAG + 1) << 32)
+
+
+def cannot_wait(tensor):
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def is_ours(state, offset, dropout_p):
+    """Whether fa3 ran the forward with this state: True, False, or a tensor that will know.
+
+    A GPU that records a CUDA graph can neither be asked nor waited for.
+    """
+    if state is None:
+        return False
+    if state.untyped_storage().nbytes() == 8 * STATE_WORDS:
+        return True
+    if dropout_p == 0 or not seen.dropout or offset is None:
+        return False
+    tagged = offset.view(torch.int64) >> 32 == TAG
+    return tagged if cannot_wait(tagged) else bool(tagged)
+
+
+def is_ours_of_flash(arguments):
+    state = arguments.get("philox_seed", arguments.get("rng_state"))
+    offset = state[1] if state is not None and state.shape == (2,) else None
+    return is_ours(state, offset, arguments["dropout_p"])
+
+
+def is_ours_of_cudnn(arguments):
+    return is_ours(arguments["philox_seed"], arguments["philox_offset"], arguments["dropout_p"])
 
 
 WITHOUT_DROPOUT = Dropout(0.0, None)
 
 
 def new_output(query, columns):
-    """(b, h, s, columns) with query's order of dimensions, as torch's own kernels make it."""
+    """(..., columns) with query's order of dimensions, as torch's own kernels make it."""
     if query.shape[-1] == columns:
         return torch.empty_like(query)
     inner_first = sorted(range(query.ndim), key=lambda axis: query.stride(axis) or math.inf)
@@ -171,7 +233,8 @@ def sdpa_cuda(query, key, value, dropout_p, is_causal, return_debug_mask, scale,
     refuse_wide_values(query, value)
     dropout = Dropout.drawn(dropout_p, query)
     lse = new_lse(query.transpose(1, 2))
-    output = dense_forward(query, key, value, is_causal, scale, lse, dropout=dropout)
+    arguments = (query, key, value, is_causal, scale, lse, dropout_p > 0, dropout)
+    output = dense_forward(*arguments)
     lengths = query.shape[2], key.shape[2]
     return output, lse, None, None, *lengths, *dropout.results(query)
 
@@ -261,6 +324,8 @@ def packed_options(named, dropout=WITHOUT_DROPOUT):
 def flash_forward_into(out, query, key, value, dropout=WITHOUT_DROPOUT, **named):
     """(b, s, h, d), or packed (total, h, d)."""
     options = packed_options(named, dropout)
+    if dropout.p > 0:
+        refuse_without_backward(query, key, value, options[: len(BOTH_PASSES)])
     lse = new_lse(query)
     run_forward(query, key, value, out, lse, options)
     return lse
@@ -268,7 +333,7 @@ def flash_forward_into(out, query, key, value, dropout=WITHOUT_DROPOUT, **named)
 
 def flash_forward(query, key, value, dropout_p, **named):
     dropout = Dropout.drawn(dropout_p, query)
-    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    out = new_output(query, value.shape[-1])
     lse = flash_forward_into(out, query, key, value, dropout, **named)
     return out, lse, *dropout.results(query)
 
@@ -331,9 +396,14 @@ def cudnn_lse_rank():
 
 
 def cudnn_results(query, out, lse, lengths, dropout):
-    """Their nine results, of a call without lengths to give back."""
-    empty = query.new_empty((2,), dtype=torch.int64)
-    seed, offset = (empty if dropout.seed is None else dropout.seed).unbind()
+    """Their nine results, of a call without lengths to give back.
+
+    The offset has memory of its own: a compiled program wants results that begin at 16 bytes.
+    """
+    seed = dropout.state(query).as_strided((), ())
+    offset = query.new_empty((), dtype=torch.int64)
+    if dropout.seed is not None:
+        offset.copy_(dropout.seed[1])
     return out, lse, None, None, *lengths, seed, offset, None
 
 
@@ -407,7 +477,7 @@ def cudnn_forward_into(
 def cudnn_forward(query, key, value, compute_log_sumexp, dropout_p, **named):
     dropout = Dropout.drawn(dropout_p, query)
     cached = named.get("seqused_k") is not None or named.get("block_table") is not None
-    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    out = new_output(query, value.shape[-1])
     needs_backward = compute_log_sumexp and not cached
     lse = cudnn_forward_into(out, query, key, value, needs_backward, dropout, **named)
     return cudnn_results(query, out, lse, (named["max_q"], named["max_k"]), dropout)
@@ -432,15 +502,23 @@ WITH_DROPOUT = {
 }
 KERNELS = {
     "_scaled_dot_product_flash_attention": ("CUDA", sdpa_cuda),
-    "_scaled_dot_product_flash_attention_backward": ("CUDA", sdpa_cuda_backward),
     "_scaled_dot_product_flash_attention_for_cpu": ("CPU", sdpa_cpu),
     "_scaled_dot_product_flash_attention_for_cpu_backward": ("CPU", sdpa_cpu_backward),
     "_flash_attention_forward": ("CUDA", flash_forward),
     "_flash_attention_forward_no_dropout_inplace": ("CUDA", flash_forward_into),
-    "_flash_attention_backward": ("CUDA", flash_backward),
     "_scaled_dot_product_cudnn_attention": ("CUDA", cudnn_sdpa),
-    "_scaled_dot_product_cudnn_attention_backward": ("CUDA", cudnn_sdpa_backward),
     "_cudnn_attention_forward": ("CUDA", cudnn_forward),
     "_cudnn_attention_forward_no_dropout_inplace": ("CUDA", cudnn_forward_into),
-    "_cudnn_attention_backward": ("CUDA", cudnn_backward),
+}
+# Those that get the random state of their forward, and how it is asked for who ran that. varlen_attn
+# keeps no state, and has no dropout: its operators are the packed ones.
+BACKWARDS = {
+    "_scaled_dot_product_flash_attention_backward": ("CUDA", sdpa_cuda_backward, is_ours_of_flash),
+    "_flash_attention_backward": ("CUDA", flash_backward, is_ours_of_flash),
+    "_scaled_dot_product_cudnn_attention_backward": (
+        "CUDA",
+        cudnn_sdpa_backward,
+        is_ours_of_cudnn,
+    ),
+    "_cudnn_attention_backward": ("CUDA", cudnn_backward, is_ours_of_cudnn),
 }

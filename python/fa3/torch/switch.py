@@ -3,7 +3,8 @@
 
 Goes through torch's registry of flash attention implementations, where fa3 is from `import
 fa3.torch` on. While it is active, the aten operators of aten_kernels.py run fa3: those of flash
-attention, on CUDA and on the CPU, and those of cuDNN, which torch takes first on Hopper.
+attention, on CUDA and on the CPU, and those of cuDNN, which torch takes first on Hopper. The
+backward of a call runs where its forward ran, also after the switch was turned.
 """
 
 import contextlib
@@ -14,11 +15,13 @@ import torch
 from torch.nn import attention as registry
 
 from fa3.errors import Error, Unsupported
-from fa3.torch.aten_kernels import KERNELS, WITH_DROPOUT, WITH_MASK, Refused
+from fa3.torch.aten_kernels import BACKWARDS, KERNELS, WITH_DROPOUT, WITH_MASK, Refused
 
 NAME = "fa3"
 shadowed: dict = {}  # names of the registry that enable_sdpa(name) took -> what they stood for
 warned: set[str] = set()
+switched_on: set = set()  # the Overrides that hold our kernels in the dispatcher
+backwards: dict = {}  # names of BACKWARDS -> the library that holds our kernel for good
 
 
 def enable_sdpa(name=NAME):
@@ -65,8 +68,9 @@ def disable_sdpa():
 def sdpa(name=NAME):
     """enable_sdpa(name) for a block of code; afterwards what was active before is active again.
 
-    The switch is the process's: other threads run fa3 meanwhile, too. backward() belongs into the
-    block: behind it a GPU runs torch's own, which would draw another mask for dropout.
+    The switch is the process's: other threads run fa3 meanwhile, too. backward() may come behind the
+    block, and runs where its forward ran. Only what runs a forward once more in backward(), as
+    torch.utils.checkpoint does, needs backward() in the block: dropout would draw another mask.
 
     Raises what enable_sdpa() raises.
     """
@@ -152,11 +156,16 @@ class Overrides:
                 override(self.library, name, key, kernel, wanted=has_dropout)
             for name, (key, kernel) in WITH_MASK.items():
                 override(self.library, name, key, kernel, wanted=has_mask)
+            for name in BACKWARDS.keys() - backwards.keys():
+                backwards[name] = torch.library.Library("aten", "IMPL")
+                override_backward(backwards[name], name)
         except BaseException:
             self.remove()
             raise
+        switched_on.add(self)
 
     def remove(self):
+        switched_on.discard(self)
         self.library._destroy()
 
 
@@ -176,8 +185,57 @@ PLAIN = torch.Tensor, torch.nn.Parameter
 def override(library, name, key, kernel, wanted=lambda arguments: True):
     """Puts kernel(**arguments) before the operator's present kernel, which runs refused calls.
 
-    wanted(arguments): whether kernel is asked at all. Operators come and go with torch's versions;
-    one that is not there needs no kernel.
+    wanted(arguments): whether kernel is asked at all.
+    """
+
+    def run(op, arguments, torchs_own):
+        if not wanted(arguments):
+            return torchs_own(nested=False)
+        try:
+            return kernel(**arguments)
+        except (Refused, Error) as error:
+            warn_refused(op, error)
+        return torchs_own()
+
+    put_before(library, name, key, run)
+
+
+def override_backward(library, name):
+    """Puts the kernel of BACKWARDS before torch's own, for calls whose forward fa3 ran.
+
+    Packed operators may get no state, of calls without dropout: any forward serves, for as long as
+    the switch is on.
+    """
+
+    def run(op, arguments, torchs_own):
+        _, kernel, is_ours_of = BACKWARDS[name]
+        dropout, ours = arguments["dropout_p"] > 0, is_ours_of(arguments)
+        is_packed = not name.startswith("_scaled")
+        if ours is False and (dropout or not (is_packed and switched_on)):
+            return torchs_own()
+        try:
+            gradients = kernel(**arguments)
+        except (Refused, Error) as error:
+            if ours is True and dropout:
+                raise Unsupported(
+                    f"{op.name()}: fa3 ran the forward, and no other kernel draws its dropout: "
+                    f"{error}"
+                ) from error
+            if ours is not False or switched_on:
+                warn_refused(op, error)
+            return torchs_own()
+        if isinstance(ours, bool):
+            return gradients
+        pairs = zip(gradients, torchs_own(), strict=True)
+        return tuple(torch.where(ours, a, b) for a, b in pairs)
+
+    put_before(library, name, BACKWARDS[name][0], run)
+
+
+def put_before(library, name, key, run):
+    """Registers run(op, arguments by name, torchs_own), where torchs_own() is the present kernel.
+
+    Operators come and go with torch's versions; one that is not there needs no kernel.
     """
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
@@ -192,27 +250,27 @@ def override(library, name, key, kernel, wanted=lambda arguments: True):
     defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
 
     def dispatch(keys, *args, **keywords):
+        def torchs_own(nested=True):
+            inside.torchs_own, before = inside.torchs_own or nested, inside.torchs_own
+            try:
+                return previous.call_boxed(keys, *args, **keywords)
+            finally:
+                inside.torchs_own = before
+
         if inside.torchs_own:
-            return previous.call_boxed(keys, *args, **keywords)
-        arguments = defaults | dict(zip(names, args, strict=False)) | keywords
-        if not wanted(arguments):
-            return previous.call_boxed(keys, *args, **keywords)
-        try:
-            return kernel(**arguments)
-        except (Refused, Error) as error:
-            warn_once(f"fa3 leaves {op.name()} to torch's own kernel: {error}")
-        inside.torchs_own = True
-        try:
-            return previous.call_boxed(keys, *args, **keywords)
-        finally:
-            inside.torchs_own = False
+            return torchs_own()
+        return run(op, defaults | dict(zip(names, args, strict=False)) | keywords, torchs_own)
 
     with warnings.catch_warnings():  # of replacing a kernel, which is the point
         warnings.simplefilter("ignore", UserWarning)
         library.impl(op, dispatch, key, with_keyset=True, allow_override=True)
 
 
+def warn_refused(op, error):
+    warn_once(f"fa3 leaves {op.name()} to torch's own kernel: {error}")
+
+
 def warn_once(sentence):
     if sentence not in warned:
         warned.add(sentence)
-        warnings.warn(sentence, stacklevel=4)
+        warnings.warn(sentence, stacklevel=6)

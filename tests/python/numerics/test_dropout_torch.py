@@ -241,7 +241,7 @@ def test_kernels_of_cuda_give_the_seed_to_their_backward(monkeypatch, family, pa
     """Here on the CPU's tensors."""
     tensors = [x.detach() for x in qkv(heads_k=4, keys=23)]
     seed = dropout.draw("cpu")
-    monkeypatch.setattr(aten_kernels, "draw", lambda device: seed)
+    monkeypatch.setattr(aten_kernels, "drawn_state", lambda device: seed)
     if packed:
         name = f"_{family}_attention"
         starts = torch.tensor([0, 23, 46], dtype=torch.int32)
@@ -251,7 +251,8 @@ def test_kernels_of_cuda_give_the_seed_to_their_backward(monkeypatch, family, pa
         name = f"_scaled_dot_product_{family}_attention"
         named, given = {}, [x.transpose(1, 2) for x in tensors]
     ends = "_forward" if packed else "", "_backward"
-    forward, backward = (aten_kernels.KERNELS[name + end][1] for end in ends)
+    kernels = aten_kernels.KERNELS | aten_kernels.BACKWARDS
+    forward, backward = (kernels[name + end][1] for end in ends)
     named |= {"is_causal": False, "scale": None, "dropout_p": P}
     more = {"attn_bias": None, "compute_log_sumexp": True} if family == "cudnn" else {}
     qkv_named = dict(zip(("query", "key", "value"), given, strict=True))

@@ -33,10 +33,12 @@ def calls(monkeypatch):
 
         return run
 
-    kernels = {
-        name: (key, recorded(name, kernel)) for name, (key, kernel) in overrides.KERNELS.items()
-    }
-    monkeypatch.setattr(overrides, "KERNELS", kernels)
+    for table in ("KERNELS", "BACKWARDS"):
+        kernels = {
+            name: (key, recorded(name, kernel), *more)
+            for name, (key, kernel, *more) in getattr(overrides, table).items()
+        }
+        monkeypatch.setattr(overrides, table, kernels)
     overrides.warned.clear()
     return seen
 
@@ -177,7 +179,10 @@ def arguments_of(name):
 TENSORS = ("query", "key", "value", "out", "grad_out")
 
 
-@pytest.fixture(params=overrides.KERNELS)
+KERNELS = overrides.KERNELS | overrides.BACKWARDS
+
+
+@pytest.fixture(params=KERNELS)
 def name(request):
     """Of an operator that fa3 replaces and this torch has."""
     if not hasattr(torch.ops.aten, request.param):
@@ -186,7 +191,7 @@ def name(request):
 
 
 def test_arguments_of_a_later_torch_are_refused_unless_they_are_off(name):
-    _, kernel = overrides.KERNELS[name]
+    _, kernel, *_ = KERNELS[name]
     kernel(**arguments_of(name), of_tomorrow=None)
     for value in (1, torch.zeros(1), "x"):
         with pytest.raises(overrides.Refused, match="of_tomorrow is not supported"):
@@ -194,7 +199,7 @@ def test_arguments_of_a_later_torch_are_refused_unless_they_are_off(name):
 
 
 def test_arguments_that_fa3_cannot_obey_are_refused(name):
-    _, kernel = overrides.KERNELS[name]
+    _, kernel, *_ = KERNELS[name]
     on = {"dropout_p": 0.1, "return_debug_mask": True, "attn_mask": torch.ones(33, 33)}
     on |= {"alibi_slopes": torch.ones(4), "attn_bias": torch.zeros(33, 33)}
     if "for_cpu" not in name:  # the others drop out
@@ -205,7 +210,7 @@ def test_arguments_that_fa3_cannot_obey_are_refused(name):
 
 
 def test_a_backward_without_the_forwards_random_state_is_refused(name):
-    _, kernel = overrides.KERNELS[name]
+    _, kernel, *_ = KERNELS[name]
     given = arguments_of(name)
     states = {n: None for n in given if n in ("rng_state", "philox_seed", "philox_offset")}
     if "backward" not in name or "for_cpu" in name:

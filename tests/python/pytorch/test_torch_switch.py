@@ -16,6 +16,7 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from torch.nn import attention as registry  # noqa: E402
 
 front = pytest.importorskip("fa3.torch")
+operators_on_cpu = pytest.importorskip("switch_on_cpu").operators_on_cpu
 switch = pytest.importorskip("fa3.torch.switch")
 if not switch.can_register():
     pytest.skip("this torch has no registry of flash attentions", allow_module_level=True)
@@ -34,32 +35,19 @@ class TorchsOwn(Exception):
 @pytest.fixture
 def on_cpu(monkeypatch):
     """Names of our kernels that ran to their end, in order, where torch would have CUDA tensors."""
-    ran = []
-    torchs = torch.library.Library("aten", "IMPL")
-    kernels = {}
-    for name, (key, kernel) in switch.KERNELS.items():
-        if key != "CUDA" or not hasattr(torch.ops.aten, name):
-            continue
 
-        def torchs_own(*args, name=name, **keywords):
+    def torchs_own(name):
+        def kernel(*args, **keywords):
             if name.startswith("_scaled"):  # as torch's own do: through their packed operators
                 q, k, v = args[:3]
                 flash_attention = torch.ops.aten._flash_attention_forward
                 flash_attention(q, k, v, None, None, 5, 5, 0.1, False, False)
             raise TorchsOwn(name)
 
-        def ours(name=name, kernel=kernel, **arguments):
-            result = kernel(**arguments)
-            ran.append(name)
-            return result
+        return kernel
 
-        torchs.impl(getattr(torch.ops.aten, name).default, torchs_own, "CPU")
-        kernels[name] = ("CPU", ours)
-    monkeypatch.setattr(switch, "KERNELS", kernels)
-    switch.warned.clear()
-    with front.sdpa():
+    with operators_on_cpu(monkeypatch, torchs_own) as ran, front.sdpa():
         yield ran
-    torchs._destroy()
 
 
 @pytest.fixture(params=["flash", "cudnn"])
