@@ -255,7 +255,10 @@ def sdpa_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale, **unknow
     batch, heads, rows, _ = query.shape
     lse = query.new_empty((batch, rows, heads), dtype=torch.float32).transpose(1, 2)
     arguments = (query, key, value, is_causal, scale, lse)
-    return dense_forward(*arguments, attn_mask=attn_mask), lse
+    output = dense_forward(*arguments, attn_mask=attn_mask)
+    if attn_mask is not None:
+        lse.masked_fill_(lse == -math.inf, 0.0)  # so that torch's own backward takes it too
+    return output, lse
 
 
 def sdpa_cpu_backward(

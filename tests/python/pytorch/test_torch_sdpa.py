@@ -158,6 +158,23 @@ def test_masks_that_hide_keys_are_those_of_torch_with_gradients(calls, shape, fl
     assert shape[-2] == 1 or (actual[0][:, :, 3] == 0).all()
 
 
+@pytest.mark.parametrize("forward_on", ["fa3", "torch"])
+@pytest.mark.parametrize("backward_on", ["fa3", "torch"])
+def test_on_the_cpu_either_backward_takes_either_forward(calls, forward_on, backward_on):
+    """Without dropout there; the mask hides every key of a query."""
+    tensors, mask = qkv("cpu"), torch.ones(33, 33, dtype=torch.bool).tril()
+    mask[3] = False
+    switches = {"fa3": front.sdpa, "torch": nullcontext}
+    with switches[forward_on]():
+        out = F.scaled_dot_product_attention(*tensors, attn_mask=mask)
+    with switches[backward_on]():
+        actual = torch.autograd.grad(out.square().sum(), tensors)
+    assert len(calls) == (forward_on, backward_on).count("fa3")
+    expected = F.scaled_dot_product_attention(*tensors, attn_mask=mask)
+    expected = torch.autograd.grad(expected.square().sum(), tensors)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
 def arguments_of(name):
     """Of a call of torch's operator with every argument that has no default, small and plain."""
     (q,) = qkv("cpu", wants_gradient=False)[:1]
