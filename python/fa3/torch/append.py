@@ -14,6 +14,7 @@ from fa3.torch.library import (
     Function,
     define,
     needs_gradient,
+    outer_levels_record,
     refuse_gradients,
     unrecorded,
     written,
@@ -46,7 +47,8 @@ class Turned(Function):
             positions.clone(), call.rotary_cos, call.rotary_sin, call.cu_seqlens_q
         )
         ctx.how = call.rotary_interleaved, call.queries_share_position, call.num_threads
-        return turned.view_as(turned)
+        with outer_levels_record():
+            return turned.view_as(turned)
 
     @staticmethod
     def backward(ctx, gradient):

@@ -70,8 +70,12 @@ class Attention(Function):
             options = options._replace(deterministic=True)
         do = torch.zeros_like(out) if do is None else do
         arguments = do, q, k, v, out, lse, *options[: len(BOTH_PASSES)], dlse
-        run = record_gradient if torch.is_grad_enabled() else unrecorded
-        dq, dk, dv, dsink = run(backward, *arguments)
+        if torch._C._are_functorch_transforms_active():
+            results = backward(*arguments)  # the dispatcher, which takes all levels apart
+        else:
+            run = record_gradient if torch.is_grad_enabled() else unrecorded
+            results = run(backward, *arguments)
+        dq, dk, dv, dsink = results
         gradients = [None for _ in (*before, *tensors, *behind)]
         if tensors and tensors[0] is not None:
             gradients[SINK] = dsink

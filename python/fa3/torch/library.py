@@ -7,6 +7,7 @@ of CUDA, one for shapes alone (meta, compilers), and one under autograd's keys, 
 call, or refuses it, before it goes on below autograd.
 """
 
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -31,7 +32,10 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 class Function(_SingleLevelFunction):
-    """An autograd.Function for kernels under autograd's keys."""
+    """An autograd.Function for kernels under autograd's keys.
+
+    Its forward calls other operators inside of outer_levels_record().
+    """
 
     @classmethod
     def apply(cls, *arguments):
@@ -39,6 +43,16 @@ class Function(_SingleLevelFunction):
             return super().apply(*arguments)
         with enable_single_level_autograd_function():
             return super().apply(*arguments)
+
+
+@contextmanager
+def outer_levels_record():
+    """Turns on what apply() turns off for a forward, so that a level of torch.func loses nothing.
+
+    An operator goes from the innermost level to the outer ones, each of which records it anew.
+    """
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        yield
 
 
 def define(name, schema, kernel, shapes, record):
@@ -70,9 +84,11 @@ def recorded_by(function):
     """
 
     def record(op, *arguments):
-        if needs_gradient(*arguments):
-            return function.apply(partial(unrecorded, op), *arguments)
-        return unrecorded(op, *arguments)
+        if not needs_gradient(*arguments):
+            return unrecorded(op, *arguments)
+        is_nested = torch._C._are_functorch_transforms_active()
+        run = unrecorded_on_this_level if is_nested else unrecorded
+        return function.apply(partial(run, op), *arguments)
 
     return record
 
@@ -80,6 +96,11 @@ def recorded_by(function):
 def unrecorded(op, *arguments):
     with below_autograd():
         return op(*arguments)
+
+
+def unrecorded_on_this_level(op, *arguments):
+    with outer_levels_record():
+        return unrecorded(op, *arguments)
 
 
 def needs_gradient(*arguments):
