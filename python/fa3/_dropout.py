@@ -18,15 +18,22 @@ def refuse_seed(seed):
     )
 
 
-def words(seed):
-    """(seed, offset) as an int64 array; each number counts modulo 2^64."""
+def pair(seed):
+    """(seed, offset) as integers of 64 bits with a sign; each number counts modulo 2^64.
+
+    Without NumPy, whose arrays torch.compile would take for constants of its graph.
+    """
     try:
-        pair = [operator.index(x) for x in np.asarray(seed, dtype=object).tolist()]
+        numbers = [operator.index(x) for x in seed]
     except TypeError:
-        pair = []
-    if len(pair) != 2:
+        numbers = []
+    if len(numbers) != 2:
         refuse_seed(seed)
-    return np.array([x % 2**64 for x in pair], dtype=np.uint64).view(np.int64)
+    return [(x + 2**63) % 2**64 - 2**63 for x in numbers]
+
+
+def words(seed):
+    return np.array(pair(seed), dtype=np.int64)
 
 
 def seed_view(seed):

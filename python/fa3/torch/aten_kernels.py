@@ -62,11 +62,11 @@ def swapped(*tensors):
     return [tensor.transpose(1, 2) for tensor in tensors]
 
 
-# A backward has to run where its forward ran: with dropout no other kernel draws that mask. The random
-# state of torch's operators says who ran it, in two ways. Its memory has more words than the state,
-# which no compiler, CUDA graph or autograd changes: they keep the tensor, and a compiled program
-# checks its shape, strides and dtype alone. Where hooks of saved tensors have copied the state, its
-# numbers say so, which the host has to wait for.
+# A backward has to run where its forward ran: with dropout no other kernel draws that mask. The
+# random state of torch's operators says who ran the forward, in two ways. Its memory has more words
+# than the state. Compilers, CUDA graphs and autograd keep that memory, and a compiled program checks
+# the state's shape, strides and dtype alone. Where hooks of saved tensors have copied the state, its
+# numbers say so, and the host waits for them.
 STATE_WORDS = 33  # of 8 bytes; torch's own states have 1 or 2
 TAG = 0x66613373  # the upper half of an offset that fa3 draws; torch's own offsets count calls
 
@@ -513,8 +513,8 @@ KERNELS = {
     "_cudnn_attention_forward": ("CUDA", cudnn_forward),
     "_cudnn_attention_forward_no_dropout_inplace": ("CUDA", cudnn_forward_into),
 }
-# Those that get the random state of their forward, and how it is asked for who ran that. varlen_attn
-# keeps no state, and has no dropout: its operators are the packed ones.
+# Operators that get the random state of their forward, and the function that reads from it whether
+# fa3 ran that. varlen_attn keeps no state, and has no dropout: its operators are the packed ones.
 BACKWARDS = {
     "_scaled_dot_product_flash_attention_backward": ("CUDA", sdpa_cuda_backward, is_ours_of_flash),
     "_flash_attention_backward": ("CUDA", flash_backward, is_ours_of_flash),

@@ -2,22 +2,59 @@
 """Dropout's seed of torch tensors: an int64 tensor of (seed, offset) on their device.
 
 It is drawn by torch.randint, which queues work and waits for nothing: in a CUDA graph each launch
-draws anew, torch.utils.checkpoint draws the same numbers again, and torch.compile traces it.
+draws anew, torch.utils.checkpoint draws the same numbers again, and torch.compile traces it. A
+compiled program that computes again in its backward what it did not save keeps its seeds.
 """
 
 import sys
 
 import torch
+from torch._functorch import config
+from torch.fx import traceback
+from torch.utils.checkpoint import CheckpointPolicy
 
-from fa3._dropout import refuse_seed, words
+from fa3._dropout import pair, refuse_seed
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.torch.operators import DROPOUT_P, DROPOUT_SEED
+from fa3.torch.library import library
+from fa3.torch.operators import DROPOUT_P, DROPOUT_SEED, is_watched
+
+library.define("dropout_seed(Device device) -> Tensor", tags=torch.Tag.nondeterministic_seeded)
 
 
 def draw(device, generator=None):
-    """A new seed. Generators of the CPU give 64 random bits, those of CUDA likewise."""
+    """A new seed."""
+    if generator is None and is_watched():
+        return torch.ops.fa3.dropout_seed(device)
+    return draw_now(device, generator)
+
+
+def draw_now(device, generator=None):
+    """Generators of the CPU give 64 random bits, those of CUDA likewise."""
     low, high = -(2**63), 2**63 - 1
     return torch.randint(low, high, (2,), dtype=torch.int64, device=device, generator=generator)
+
+
+def draw_once(device):
+    """draw_now(), marked in a compiler's graph as a result that the backward gets from the forward.
+
+    Under a memory budget torch's partitioner would otherwise draw another seed in the backward.
+    """
+    if config.activation_memory_budget == 0:
+        raise Unsupported(
+            "dropout_seed: expected a tensor with torch._functorch.config.activation_memory_budget "
+            "= 0, got None; the backward of such a program would draw another one"
+        )
+    meta, key = traceback.current_meta, "recompute"
+    before = {key: meta[key]} if key in meta else {}
+    meta[key] = CheckpointPolicy.MUST_SAVE
+    try:
+        return draw_now(device)
+    finally:
+        del meta[key]
+        meta.update(before)
+
+
+library.impl("dropout_seed", draw_once, "CompositeImplicitAutograd")
 
 
 def seeded(q, options, generator):
@@ -51,9 +88,7 @@ def given_or_drawn(seed, device, generator):
 
 def from_pair(seed, device):
     """Numbers become a tensor by filling, which a GPU does in stream order."""
-    return torch.stack(
-        [torch.full((), n, dtype=torch.int64, device=device) for n in words(seed).tolist()]
-    )
+    return torch.stack([torch.full((), n, dtype=torch.int64, device=device) for n in pair(seed)])
 
 
 def refuse_sharded(q):

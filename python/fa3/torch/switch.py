@@ -68,9 +68,9 @@ def disable_sdpa():
 def sdpa(name=NAME):
     """enable_sdpa(name) for a block of code; afterwards what was active before is active again.
 
-    The switch is the process's: other threads run fa3 meanwhile, too. backward() may come behind the
-    block, and runs where its forward ran. Only what runs a forward once more in backward(), as
-    torch.utils.checkpoint does, needs backward() in the block: dropout would draw another mask.
+    The switch is the process's: other threads run fa3 meanwhile, too. backward() may come behind
+    the block: on a GPU it runs where its forward ran. torch.utils.checkpoint runs the forward once
+    more in backward(), which then belongs into the block: other kernels draw another dropout.
 
     Raises what enable_sdpa() raises.
     """

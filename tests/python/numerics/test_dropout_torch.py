@@ -166,6 +166,56 @@ def test_compiled_training_draws_a_new_mask_each_call(backend):
     close(*gradients, atol=1e-4)
 
 
+def layers(x, seed=None):
+    """Three attentions with dropout, each of the one before, and something to save beside them."""
+    for _ in range(3):
+        x = x + fa3.attention(x.sin(), x.cos(), x, dropout_p=P, dropout_seed=seed).tanh()
+    return x.square().sum()
+
+
+def gradient_of(program, x, **budget):
+    torch.manual_seed(4)
+    with torch._functorch.config.patch(**budget):
+        return torch.autograd.grad(program(x), x)[0]
+
+
+@pytest.mark.parametrize("budget", [0.9, 0.5, 0.1, 0.01])
+def test_a_memory_budget_draws_no_other_mask_in_the_backward(budget):
+    x = torch.randn(2, 64, 2, 16, requires_grad=True)
+    expected = gradient_of(layers, x)
+    torch._dynamo.reset()
+    compiled = torch.compile(layers, fullgraph=True, backend="aot_eager_decomp_partition")
+    close(gradient_of(compiled, x, activation_memory_budget=budget), expected, 1e-4)
+
+
+def test_a_memory_budget_of_nothing_takes_seeds_alone():
+    x = torch.randn(2, 64, 2, 16, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(layers, fullgraph=True, backend="aot_eager_decomp_partition")
+    with pytest.raises(Exception, match="dropout_seed: expected a tensor"):
+        gradient_of(compiled, x, activation_memory_budget=0)
+
+    def with_seed(x):
+        return layers(x, SEED)
+
+    compiled = torch.compile(with_seed, fullgraph=True, backend="aot_eager_decomp_partition")
+    expected = gradient_of(with_seed, x)
+    close(gradient_of(compiled, x, activation_memory_budget=0), expected, 1e-4)
+
+
+def test_seeds_of_integers_are_part_of_a_compiled_program():
+    tensors = qkv()
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def program(q, k, v, seed):
+        return fa3.attention(q, k, v, dropout_p=P, dropout_seed=seed)
+
+    for seed in ((123, -7), (124, -7), (125, -7), (2**63 + 5, 2**64 - 1)):
+        words = dropout.from_pair(seed, "cpu")
+        close(program(*tensors, seed), formula(*tensors, words))
+
+
 def test_the_operators_pass_torchs_own_check():
     named = {"dropout_p": P, "dropout_seed": SEED, "causal": True}
     torch.library.opcheck(torch.ops.fa3.forward.default, tuple(qkv()), named)

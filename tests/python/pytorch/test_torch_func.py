@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.func's transforms inside of each other, and inside of autograd: every level has its gradient.
+"""torch.func's transforms inside of each other and of autograd: each level has its gradient.
 
 In float64 torch's own operators compute the right values (fa3/torch/textbook.py).
 """
