@@ -64,9 +64,9 @@ def swapped(*tensors):
 
 # A backward has to run where its forward ran: with dropout no other kernel draws that mask. The
 # random state of torch's operators says who ran the forward, in two ways. Its memory has more words
-# than the state. Compilers, CUDA graphs and autograd keep that memory, and a compiled program checks
-# the state's shape, strides and dtype alone. Where hooks of saved tensors have copied the state, its
-# numbers say so, and the host waits for them.
+# than the state. Compilers, CUDA graphs and autograd keep that memory, and a compiled program
+# checks the state's shape, strides and dtype alone. Where hooks of saved tensors have copied the
+# state, its numbers say so, and the host waits for them.
 STATE_WORDS = 33  # of 8 bytes; torch's own states have 1 or 2
 TAG = 0x66613373  # the upper half of an offset that fa3 draws; torch's own offsets count calls
 

@@ -33,7 +33,7 @@ def attention(q, k, v, options):
     out = q.new_zeros((*flat[0].shape[:-1], v.shape[-1])) + of_no_rows
     lse = q.new_full(flat[0].shape[:-1], -torch.inf) + of_no_rows
     for number, (at_q, at_k) in enumerate(zip(rows_q, rows_k, strict=True)):
-        rows = torch.arange(at_q.start, at_q.stop)
+        rows = torch.arange(at_q.start, at_q.stop, device=q.device)
         found = one_sequence(flat[0][at_q], flat[1][at_k], flat[2][at_k], options, number)
         out, lse = (x.index_copy(0, rows, y) for x, y in zip((out, lse), found, strict=True))
     out = out.unflatten(0, q.shape[:2]) if q.ndim == 4 else out
@@ -149,9 +149,10 @@ def refuse_wrong(q, k, v, options):
     """Raises what the library raises of the same call in float32."""
     if torch.compiler.is_compiling() or not have_memory(q, k, v):
         return
-    alike = (torch.empty(x.shape, dtype=torch.float32) for x in (q, k, v))  # nobody reads them
+    alike = (x.new_empty(x.shape, dtype=torch.float32) for x in (q, k, v))  # nobody reads them
     if isinstance(options.sink, torch.Tensor):
-        options = options._replace(sink=torch.zeros(options.sink.shape))
+        sink = options.sink.new_zeros(options.sink.shape, dtype=torch.float32)
+        options = options._replace(sink=sink)
     _native.forward_validate(*alike, None, None, *with_seed_viewed(options))
 
 

@@ -179,7 +179,7 @@ def gradient_of(program, x, **budget):
         return torch.autograd.grad(program(x), x)[0]
 
 
-@pytest.mark.parametrize("budget", [0.9, 0.5, 0.1, 0.01])
+@pytest.mark.parametrize("budget", [0.5, 0.1, 0.01])
 def test_a_memory_budget_draws_no_other_mask_in_the_backward(budget):
     x = torch.randn(2, 64, 2, 16, requires_grad=True)
     expected = gradient_of(layers, x)
