@@ -212,11 +212,15 @@ def of_shapes(shapes, *others):
 def traced(form):
     """The function of a form, of tensors that stand for any."""
     of_type = iter(form.types)
-    bias = None if form.bias is None else torch.zeros([2] * 4, dtype=next(of_type))
-    slopes = (
-        None if form.slopes is None else torch.zeros([2] * len(form.slopes), dtype=next(of_type))
-    )
-    shift = None if form.shift is None else torch.zeros(2, dtype=next(of_type))
+
+    def stand_in(spread, rank):
+        if spread is None:
+            return None
+        return torch.zeros([2] * rank, dtype=next(of_type), device="cpu")
+
+    bias = stand_in(form.bias, 4)
+    slopes = stand_in(form.slopes, len(form.slopes or ()))
+    shift = stand_in(form.shift, 1)
     function, tensors = trace(functools.partial(score_of, form, bias, slopes, shift))
     given = [t for t in (bias, slopes, shift) if t is not None]
     assert [id(t) for t in tensors] == [id(t) for t in given]

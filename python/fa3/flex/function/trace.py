@@ -120,7 +120,10 @@ class IndexByScalars(TorchFunctionMode):
             index = index if isinstance(index, tuple) else (index,)
             has_scalar = any(isinstance(i, torch.Tensor) and i.ndim == 0 for i in index)
             if has_scalar and all(isinstance(i, (int, torch.Tensor)) for i in index):
-                scalars = [i if isinstance(i, torch.Tensor) else torch.tensor(i) for i in index]
+                scalars = [
+                    i if isinstance(i, torch.Tensor) else torch.tensor(i, device="cpu")
+                    for i in index
+                ]
                 return torch.ops.aten.index.Tensor(tensor, scalars)
         if function in (torch.Tensor.detach, torch.detach) and args[0].device == NO_DATA:
             raise Unsupported("score_mod: detach() of what it computes is not translated")
