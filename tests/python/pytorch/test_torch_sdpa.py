@@ -236,6 +236,27 @@ def test_a_backward_without_the_forwards_random_state_is_refused(name):
         kernel(**{**given, **states, "dropout_p": 0.1})
 
 
+@pytest.mark.parametrize("more", ["plain", "masked", "dropped"])
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_scales_that_fa3_refuses_and_torch_takes_stay_with_torch(calls, scale, more):
+    tensors = qkv("cpu")
+    options = {"scale": scale, "dropout_p": 0.3 if more == "dropped" else 0.0}
+    if more == "masked":
+        options["attn_mask"] = torch.ones(33, 33, dtype=torch.bool).tril()
+
+    def both_passes():
+        torch.manual_seed(1)
+        out = F.scaled_dot_product_attention(*tensors, **options)
+        return out, *torch.autograd.grad(out.square().sum(), tensors)
+
+    expected = both_passes()
+    with front.sdpa(), pytest.warns(UserWarning, match="scale: expected a finite number > 0"):
+        actual = both_passes()
+    assert not calls
+    if more != "dropped":
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
 def test_double_precision_stays_with_torch(calls):
     tensors = [a.double() for a in qkv("cpu", wants_gradient=False)]
     with front.sdpa(), pytest.warns(UserWarning, match="q: expected float32"):
