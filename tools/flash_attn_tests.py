@@ -24,10 +24,8 @@ import functools
 import io
 import itertools
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,9 +34,9 @@ import types
 from pathlib import Path
 from typing import NamedTuple
 
+from case_lines import add_options, gather, read_lines, share_memory
 from flash_attn_names.suites import SUITES, module, names_of_fa4
 
-MEMORY = 0.85  # of the GPU, for tensors of all processes together
 TRIED = 3  # cases of what fa3 has not
 
 
@@ -203,10 +201,7 @@ def run_case(test, case):
 
 def work(options):
     """One process of several: its part of what the file of lines lacks, a JSON line a case."""
-    import torch
-
-    if options.device == "cuda":
-        torch.cuda.set_per_process_memory_fraction(MEMORY / options.workers)
+    share_memory(options)
     done = {key_of(name, case) for name, _, _, case in read_lines(options.lines)}
     lines = options.lines.open("a", buffering=1)  # whole lines, of all processes
     for name, test in load(options).items():
@@ -229,23 +224,6 @@ def text_of(case):
 
 def key_of(name, case):
     return json.dumps([name, case])
-
-
-def read_lines(file):
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def gather(options):
-    """Starts the processes, which write lines; returns how many of them failed."""
-    command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
-    environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    started = [
-        subprocess.Popen(
-            [*command, "--lines", str(options.lines), "--worker", str(w)], env=environment
-        )
-        for w in range(options.workers)
-    ]
-    return sum(worker.wait() != 0 for worker in started)
 
 
 def report(options, lines, failed_workers):
@@ -294,14 +272,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help=f"a checkout's {', '.join(SUITES)}")
     parser.add_argument("--tests", nargs="+", help="of the file, by name; without it all")
-    parser.add_argument("--cases", type=int, default=2000, help="of each test")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--longest", type=int, default=1 << 30, help="sequences up to this length")
-    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=1e9, help="of each test, at most")
-    parser.add_argument("--lines", type=Path, help="JSON lines of cases, which do not run again")
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    add_options(parser)
     options = parser.parse_args()
     if "/".join(options.file.resolve().parts[-2:]) not in SUITES or not options.file.is_file():
         parser.error(f"file: expected {' or '.join(SUITES)} of a checkout, got {options.file}")
@@ -309,7 +282,7 @@ def main():
         return work(options)
     with tempfile.TemporaryDirectory() as scratch:
         options.lines = options.lines or Path(scratch) / "lines.jsonl"
-        failed_workers = gather(options)
+        failed_workers = gather(__file__, options)
         return 0 if report(options, read_lines(options.lines), failed_workers) else 1
 
 
