@@ -115,6 +115,8 @@ def by_fa3(
     return_residual=False,
 ):
     """jax.nn.dot_product_attention by fa3.jax; NotImplementedError for what that has not."""
+    import jax
+
     import fa3.jax
 
     if bias is not None or mask is not None:
@@ -139,7 +141,7 @@ def by_fa3(
         seqused_k=key_value_seq_lengths,
         return_lse=True,
     )
-    lse = lse.swapaxes(-1, -2).astype(query.dtype)
+    lse = jax.lax.stop_gradient(lse.swapaxes(-1, -2).astype(query.dtype))  # as JAX's own
     out, lse = (out[0], lse[0]) if is_one else (out, lse)
     return (out, lse) if return_residual else out
 

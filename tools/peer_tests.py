@@ -81,9 +81,10 @@ def run_case(case):
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         unittest.TestSuite([case]).run(result)
     if broken := [*result.errors, *result.failures]:
-        said = broken[0][1].strip().splitlines()
-        where = [line.strip() for line in said if line.strip().startswith("File ")]
-        return "failed", f"{said[-1]} at {where[-1] if where else ''}"[:600]
+        traced = broken[0][1]
+        said = re.findall(r"^(?!Traceback|\s)\S.*$", traced, re.MULTILINE)
+        where = re.findall(r'File "([^"]*)", line (\d+)', traced)[-1:]
+        return "failed", f"{' '.join(said)[:400]} at {where}"
     if result.unexpectedSuccesses:
         return "failed", "passes, where the test expects that it fails"
     return ("skipped", result.skipped[0][1]) if result.skipped else ("passed", "")
