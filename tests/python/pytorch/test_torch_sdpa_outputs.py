@@ -134,6 +134,7 @@ def test_of_packed_operators(name, order, dropout_p):
 @pytest.mark.parametrize("name", DENSE[:2])
 def test_a_training_step_compiled_by_inductor(monkeypatch, name, dynamic, dropout_p):
     """The first pass makes the program, the others with it."""
+    torch._dynamo.reset()
     more = [None, True] if "cudnn" in name else []
 
     def torchs_own(name):
@@ -173,6 +174,7 @@ def test_a_training_step_of_scaled_dot_product_attention(device, mode, checkpoin
             out = attend(*tensors)
         return out.float().square().sum()
 
+    torch._dynamo.reset()
     compiled = torch.compile(step, mode=mode, dynamic=dynamic)
     for rows in (64, 64, 64, 96):
         tensors = [torch.randn(2, 4, rows, 64, device=device, dtype=dtype) for _ in range(3)]

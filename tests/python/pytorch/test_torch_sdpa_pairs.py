@@ -250,6 +250,7 @@ def test_through_autograd_and_its_hooks(ran, name, hooks):
 @pytest.mark.parametrize("first", ["fa3", "torch"])
 def test_compiled_programs_however_the_switch_is_turned(ran, name, backend, first):
     """One program, compiled once: whoever runs its forward runs that backward."""
+    torch._dynamo.reset()
     more = [None, True] if "cudnn" in name else []
 
     @torch.compile(fullgraph=True, backend=backend)
