@@ -6,6 +6,7 @@ pair of the last. The functions here make one from other forms, of NumPy arrays 
 on any device. On a GPU they wait for nothing unless asked to be `compact`.
 """
 
+import itertools
 import sys
 from typing import NamedTuple
 
@@ -76,15 +77,24 @@ def as_block_mask(mask):
     if isinstance(mask, tuple) and len(mask) == 2:
         return BlockMask(*mask)
     if all(hasattr(mask, name) for name in ("kv_num_blocks", "kv_indices", "mask_mod")):
-        try:
-            return mask._fa3_block_mask
-        except AttributeError:
-            mask._fa3_block_mask = made = from_torch(mask)
-            return made
+        return kept_of(mask, "_fa3_block_mask", from_torch)
     raise InvalidArgument(
         "block_mask: expected fa3.masks.BlockMask, (blocks, bits) or torch's BlockMask, got "
         f"{type(mask)!r}; fa3.masks makes one of boolean maps, slices, rules and dense masks"
     )
+
+
+def kept_of(mask, name, make):
+    """make(mask), which stays with torch's BlockMask by this name and may be saved for a backward
+    pass later, whatever mode it is first met in."""
+    try:
+        return getattr(mask, name)
+    except AttributeError:
+        torch = sys.modules["torch"]
+        with torch.inference_mode(False), torch.no_grad():
+            made = make(mask)
+        setattr(mask, name, made)
+        return made
 
 
 def from_dense(mask, *, compact=False):
@@ -141,6 +151,7 @@ def from_block_map(blocks, *, block=BLOCK):
     if block != BLOCK // 2:
         raise InvalidArgument(f"block: expected 64 or 128 queries and keys, got {block}")
     batch, heads, rows, columns = blocks.shape
+    xp = sys.modules["torch"] if is_torch(blocks) else np
     if is_torch(blocks):
         pad = sys.modules["torch"].nn.functional.pad
         blocks = pad(blocks, (0, columns % 2, 0, rows % 2))
@@ -148,12 +159,11 @@ def from_block_map(blocks, *, block=BLOCK):
         blocks = np.pad(blocks, ((0, 0), (0, 0), (0, rows % 2), (0, columns % 2)))
     fours = _blocks(blocks, 2).reshape(batch, heads, *_counts(blocks.shape[2:], 2), 4)
     # One set of bits for each of the 16 ways in which four quarters are seen.
-    ways = _int32(fours) * _constant([1, 2, 4, 8], blocks)
-    way = ways.sum(-1) if not is_torch(fours) else ways.sum(-1, dtype=ways.dtype)
-    quarters = np.array([[w >> i & 1 for i in range(4)] for w in range(1, 15)], bool)
-    whole = quarters.reshape(14, 2, 2).repeat(block, 1).repeat(block, 2)
-    bits = _constant(np.ascontiguousarray(_packed(whole)), blocks)
-    return _made(_int32(way) - 16 * _int32(way == 15), bits)
+    count = lambda first, end: _int32(xp.arange(first, end, **_like(blocks)))  # noqa: E731
+    way = _int32((_int32(fours) << count(0, 4)).sum(-1))
+    quarter = count(0, BLOCK)[:, None] // block * 2 + count(0, WORDS) * 32 // block
+    bits = -(count(1, 15)[:, None, None] >> quarter & 1)
+    return _made(way - 16 * _int32(way == 15), bits)
 
 
 SLICE_TYPES = {"full": 0, "causal": 1, "inverse": 2, "band": 3}
@@ -172,7 +182,7 @@ def from_slices(q_ranges, k_ranges, types, seqlen_q, seqlen_k, *, compact=False)
     torch = sys.modules["torch"] if is_torch(q_ranges) else None
     names = [types] * len(q_ranges) if isinstance(types, str) else types
     if not hasattr(names, "dtype"):
-        names = _constant([SLICE_TYPES.get(t, t) for t in names], q_ranges)
+        names = _filled([SLICE_TYPES.get(t, t) for t in names], q_ranges)
     q0, q1, k0, k1 = (r[:, i][:, None] for r in (q_ranges, k_ranges) for i in range(2))
     ends_level = ((names == 1) | (names == 3))[:, None]
     begins_level = ((names == 2) | (names == 3))[:, None]
@@ -362,10 +372,16 @@ def _like(array):
     return {"device": array.device} if is_torch(array) else {}
 
 
-def _constant(numbers, like):
-    if not is_torch(like):
-        return np.asarray(numbers, np.int32)
-    return sys.modules["torch"].as_tensor(np.asarray(numbers, np.int32)).to(like.device)
+def _filled(numbers, like):
+    """int32 of these numbers, each run of equal ones filled in: a copy from the host would wait."""
+    xp = sys.modules["torch"] if is_torch(like) else np
+    array = xp.empty(len(numbers), dtype=xp.int32, **_like(like))
+    first = 0
+    for number, run in itertools.groupby(numbers):
+        end = first + len([*run])
+        array[first:end] = number
+        first = end
+    return array
 
 
 def _empty(shape, on):

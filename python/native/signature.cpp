@@ -246,7 +246,9 @@ class Signature {
     if (learns.get() == nullptr) return false;
     put(learns.get() == Py_True);
     dlpack::Tensor view{};
-    switch (shown(tensor, &view)) {
+    // Other classes may have no memory (FakeTensor), and warn when they are asked for it.
+    const bool has_memory = Py_TYPE(tensor) == tensor_type_ || Py_TYPE(tensor) == parameter_type_;
+    switch (has_memory ? shown(tensor, &view) : Shown::otherwise) {
       case Shown::yes:
         return !(!captured && is_real(view) && is_negated(tensor)) && add_view(view);
       case Shown::no:

@@ -9,6 +9,7 @@ from fa3.flex import caches, device, lists, prepared, tiles
 from fa3.flex.block_mask import mask_of, parts_of
 from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, NO_LENGTHS, Window
 from fa3.flex.known_functions import function_of
+from fa3.flex.modes import beside_checkpoints
 from fa3.flex.prepared import call_of, of_function, of_masks
 from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
@@ -34,7 +35,8 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True, walks=Tru
     mask_mod, block_mask, causal, window = masks
     parts = blocks = None
     if block_mask is not None:
-        parts = parts_of(block_mask)
+        with beside_checkpoints():
+            parts = parts_of(block_mask)
         blocks = lists_of(block_mask, mask_mod, causal, window, lengths)
     # Lists that no function reads are data: those of another mask that is alike serve as well.
     are_data = blocks is not None and score_mod is None and walks
@@ -50,7 +52,8 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True, walks=Tru
             refuse_transforms()
         q, k, v = operators.resolved(q, k, v)
         functions, sides = (score_mod, mask_mod, parts), window_of(causal, window)
-        found = prepare(q, k, v, functions, blocks, scale, sides, lengths, walks)
+        with beside_checkpoints():
+            found = prepare(q, k, v, functions, blocks, scale, sides, lengths, walks)
         prepared.keep(key, found, seen, (scale, causal, *window), lengths)
     way, tensors, maps = found
     try:
@@ -198,7 +201,8 @@ class Flex(torch.autograd.Function):
     def forward(ctx, call_and_lists, q, k, v, *tensors):
         tensors = list(tensors)
         call, ctx.blocks = call_and_lists
-        out, lse = forward(call, q, k, v, tensors, ctx.blocks, True)
+        with beside_checkpoints():
+            out, lse = forward(call, q, k, v, tensors, ctx.blocks, True)
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
@@ -207,7 +211,8 @@ class Flex(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do, dlse):
-        saved, tensors = ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
+        every = ctx.saved_tensors  # once: a checkpoint computes them for one look
+        saved, tensors = every[:5], list(every[5:])
         do = torch.zeros_like(saved[3]) if do is None else do
         do, dlse = operators.resolved(do, dlse)
         wanted = tuple(n for n, asked in enumerate(ctx.needs_input_grad[4:]) if asked)

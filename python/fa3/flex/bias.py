@@ -17,6 +17,7 @@ from fa3.flex import caches, lists, prepared
 from fa3.flex.attention import check_shapes, run, window_of
 from fa3.flex.call import EVERY_KEY, NO_LENGTHS
 from fa3.flex.function.trace import trace
+from fa3.flex.modes import beside_checkpoints
 from fa3.flex.prepared import of_function, of_masks
 from fa3.flex.stored import number_of
 from fa3.torch import operators
@@ -83,14 +84,16 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
         refuse_transforms()
         q, k, v, bias, alibi_slopes = operators.resolved(q, k, v, bias, alibi_slopes)
         given = q, k, v, bias, alibi_slopes, options, only_kernels, is_listed
-        found = prepare(*given)
+        with beside_checkpoints():
+            found = prepare(*given)
         if not options.get("deterministic"):  # which a switch of torch's may refuse
             prepared.keep(key, found, [], (), options)
     way = found[0]
     lengths = lengths_named(way.bias.lengths, options)
     try:
         if way.bias.lists is not None:
-            blocks = lists.of_booleans(bias, *way.bias.lists)
+            with beside_checkpoints():
+                blocks = lists.of_booleans(bias, *way.bias.lists)
             results = run(way, q, k, v, [], blocks, lengths, return_lse)
         else:
             tensors = captured(way.bias, q, k, bias, alibi_slopes, lengths)

@@ -9,7 +9,7 @@ fa3's has bits instead of a function. Next: lists.py, where engines skip what is
 import torch
 
 from fa3.errors import InvalidArgument
-from fa3.masks import BLOCK, FULL, BlockMask
+from fa3.masks import BLOCK, FULL, BlockMask, kept_of
 
 SOME, ALL = 1, 2
 WORD = 32
@@ -98,14 +98,15 @@ def rule_of_bits(blocks, bits):
 
 def states_of(block_mask):
     """(batch, heads, query blocks, key blocks) of 0, SOME or ALL, made once for a BlockMask."""
-    states = getattr(block_mask, "_fa3_states", None)
-    if states is None:
-        states = marked(block_mask.kv_num_blocks, block_mask.kv_indices, SOME)
-        if block_mask.full_kv_num_blocks is not None:
-            full = marked(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, ALL)
-            states = torch.maximum(states, full)
-        block_mask._fa3_states = states
-    return states
+    return kept_of(block_mask, "_fa3_states", new_states)
+
+
+def new_states(block_mask):
+    states = marked(block_mask.kv_num_blocks, block_mask.kv_indices, SOME)
+    if block_mask.full_kv_num_blocks is None:
+        return states
+    full = marked(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, ALL)
+    return torch.maximum(states, full)
 
 
 def marked(counts, indices, state):

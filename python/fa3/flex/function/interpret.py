@@ -31,7 +31,7 @@ def compute(graph, node, arguments, leaves, tensors, score):
         return torch.full((), node.value, dtype=kind, device=score.device)  # copies nothing
     if node.op == "load":
         tensor = tensors[node.value]
-        loaded = tensor.reshape(-1)[places(tensor, arguments, score.device)]
+        loaded = tensor.take(places(tensor, arguments, score.device))  # [] would read one place
         return loaded.to(score.dtype) if node.kind == FLOAT else loaded
     if node.op == "to_float":
         return arguments[0].to(score.dtype)

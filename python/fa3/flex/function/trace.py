@@ -21,6 +21,7 @@ from fa3.flex.function.gradient import differentiate
 from fa3.flex.function.graph import BATCH, BOOL, FLOAT, HEAD, INT, KEY, LEAVES, QUERY, SCORE, Graph
 from fa3.flex.function.operations import Maker
 from fa3.flex.function.text import gradients_of, slope_of, text_of
+from fa3.flex.modes import beside_modes
 from fa3.torch.operators import resolved
 
 NO_DATA = torch.device("meta")
@@ -95,6 +96,17 @@ def kind_of(dtype):
 def trace(score_mod):
     """The Function of score_mod(score, b, h, q_idx, kv_idx), which returns the new score; and the
     tensors that it captures."""
+    with beside_modes():
+        # Autograd would save tensors of what a recomputation (torch.utils.checkpoint) finds traced.
+        with torch.no_grad():
+            tracer, result = traced(score_mod)
+        if tracer.learns and torch.is_grad_enabled():
+            tracer, result = traced(score_mod)
+        return tracer.function_of(result)
+
+
+def traced(score_mod):
+    """(the Tracer, what the function returned)"""
     tracer = Tracer()
     score = tracer.new_scalar(torch.float32, tracer.graph.leaf(SCORE))
     places = [
@@ -102,8 +114,7 @@ def trace(score_mod):
         for name in (BATCH, HEAD, QUERY, KEY)
     ]
     with IndexByScalars(), tracer:
-        result = score_mod(score, *places)
-    return tracer.function_of(result)
+        return tracer, score_mod(score, *places)
 
 
 class IndexByScalars(TorchFunctionMode):
@@ -124,7 +135,8 @@ class IndexByScalars(TorchFunctionMode):
                     i if isinstance(i, torch.Tensor) else torch.tensor(i, device="cpu")
                     for i in index
                 ]
-                return torch.ops.aten.index.Tensor(tensor, scalars)
+                with torch.no_grad():  # gradient.py has its gradient
+                    return torch.ops.aten.index.Tensor(tensor, scalars)
         if function in (torch.Tensor.detach, torch.detach) and args[0].device == NO_DATA:
             raise Unsupported("score_mod: detach() of what it computes is not translated")
         return function(*args, **(kwargs or {}))
@@ -142,6 +154,7 @@ class Tracer(TorchDispatchMode):
         self.make = Maker(self.graph)
         self.tensors = []
         self.is_fixed = True
+        self.learns = False  # something that it computes of captured tensors alone has a gradient
         self.traced = {}  # id of a tensor without data -> it, and its node's number or its Row
         self.made = {}  # id of a tensor that the function made of numbers -> it
 
@@ -186,6 +199,7 @@ class Tracer(TorchDispatchMode):
         # lift_fresh is how torch.tensor(number) ends.
         of_numbers = all(id(t) in self.made for t in inputs) or "lift_fresh" in str(function)
         self.is_fixed &= of_numbers
+        self.learns |= any(t.requires_grad for t in inputs)
         for tensor in flattened(out) if of_numbers else ():
             if isinstance(tensor, torch.Tensor):
                 self.made[id(tensor)] = tensor
