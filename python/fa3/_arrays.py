@@ -89,7 +89,18 @@ def refuse_negated(tensor, name):
         )
 
 
+def refuse_masked(array, name):
+    """Subclasses of NumPy's arrays are taken for their elements, which these hide."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidArgument(
+            f"{name}: expected an array without a mask, got a numpy.ma.MaskedArray; pass what its "
+            "filled() returns"
+        )
+
+
 def numpy_view(array, name):
+    if type(array) is not np.ndarray:
+        refuse_masked(array, name)
     dtype, itemsize = array.dtype, array.itemsize
     if not dtype.isnative:
         raise InvalidArgument(f"{name}: expected native byte order, got {dtype!r}; convert it")

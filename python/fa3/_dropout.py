@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from fa3 import _native
-from fa3._arrays import is_torch, type_of
+from fa3._arrays import is_torch, refuse_masked, type_of
 from fa3.errors import InvalidArgument
 
 
@@ -33,6 +33,7 @@ def pair(seed):
 
 
 def words(seed):
+    refuse_masked(seed, "dropout_seed")
     return np.array(pair(seed), dtype=np.int64)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3 import _native
-from fa3._arrays import is_torch
+from fa3._arrays import is_torch, refuse_masked
 from fa3.errors import InvalidArgument
 
 __all__ = [
@@ -84,6 +84,47 @@ def as_block_mask(mask):
     )
 
 
+LENGTHS = (
+    *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
+    *("page_table", "batch_index", "left_padding"),
+)
+
+
+def refuse_other_extents(mask, q, k, options):
+    """Refuses a mask that was made for other extents than a call's, as torch does. options: of the
+    call, by name; where sequences have lengths of their own, a mask may have more."""
+    if mask is None or len(getattr(q, "shape", ())) < 3 or len(getattr(k, "shape", ())) < 3:
+        return  # or what is wrong with them is said elsewhere
+    of_own_lengths = any(options.get(name) is not None for name in LENGTHS)
+    sequences = q.shape[0] if options.get("cu_seqlens_q") is None else None
+    wanted = sequences, q.shape[-2], _longest(q, "q", options), _longest(k, "k", options)
+    if hasattr(mask, "seq_lengths"):
+        got, unit, advice = (*mask.shape[:2], *mask.seq_lengths), 1, " (torch's: by _adjust)"
+    elif isinstance(mask, tuple) and len(getattr(mask[0], "shape", ())) == 4:
+        got, unit, advice = (*mask[0].shape,), BLOCK, ""
+        wanted = *wanted[:2], *(rows and -(-rows // BLOCK) for rows in wanted[2:])
+    else:
+        return
+    fits = [have == 1 or want in (have, None) for have, want in zip(got[:2], wanted, strict=False)]
+    for have, want in zip(got[2:], wanted[2:], strict=True):
+        fits.append(want is None or have == want or (of_own_lengths and have > want))
+    if not all(fits):
+        of = "queries and keys" if unit == 1 else f"blocks of {unit} queries and {unit} keys"
+        shape = ", ".join("any" if want is None else str(want) for want in wanted)
+        raise InvalidArgument(
+            f"block_mask: expected one for (sequences | 1, heads | 1, {of}) of ({shape}), as of q"
+            f" and k, got {got}; make a mask of the call's extents{advice}"
+        )
+
+
+def _longest(x, side, options):
+    """Rows of a sequence at most; None: nobody says."""
+    if options.get(f"cu_seqlens_{side}") is not None:
+        return options.get(f"max_seqlen_{side}") or None
+    table = options.get("page_table") if side == "k" else None
+    return x.shape[1] if table is None else x.shape[1] * table.shape[1]
+
+
 def kept_of(mask, name, make):
     """make(mask), which stays with torch's BlockMask by this name and may be saved for a backward
     pass later, whatever mode it is first met in."""
@@ -104,6 +145,7 @@ def from_dense(mask, *, compact=False):
     there are bits for every block, a bit for each pair. A mask that is expanded along sq, so that
     all queries see the same keys, has bits of one row of blocks.
     """
+    refuse_masked(mask, "mask")
     if mask.ndim != 4 or "bool" not in str(mask.dtype):
         raise InvalidArgument(
             f"mask: expected a boolean (b | 1, hq | 1, sq, sk) array, got {mask.dtype} of "
@@ -136,6 +178,7 @@ def from_rule(rule, batch, heads, seqlen_q, seqlen_k, *, device=None, compact=Fa
     def rows(first, end):
         q = xp.arange(first, end, **on).reshape(1, 1, end - first, 1)
         seen = rule(b, h, q, k)
+        refuse_masked(seen, "rule")
         return xp.broadcast_to(seen, (batch, heads, end - first, seqlen_k))
 
     return _from_rows(rows, shape, on, compact)
@@ -146,6 +189,7 @@ def from_block_map(blocks, *, block=BLOCK):
 
     block: 128, or 64 queries and keys of an entry.
     """
+    refuse_masked(blocks, "blocks")
     if block == BLOCK:
         return _made(-_int32(blocks), None)
     if block != BLOCK // 2:
@@ -179,6 +223,8 @@ def from_slices(q_ranges, k_ranges, types, seqlen_q, seqlen_k, *, compact=False)
             with its first key and sees no earlier one; "band", which is both. As numbers: 0, 1, 2,
             3.
     """
+    for name, array in (("q_ranges", q_ranges), ("k_ranges", k_ranges), ("types", types)):
+        refuse_masked(array, name)
     torch = sys.modules["torch"] if is_torch(q_ranges) else None
     names = [types] * len(q_ranges) if isinstance(types, str) else types
     if not hasattr(names, "dtype"):
@@ -223,6 +269,8 @@ def from_tree(tree, seqused_k, longest):
         longest: keys that blocks are made for: page table columns times the page size, or the
             cache's rows.
     """
+    for name, array in (("tree", tree), ("seqused_k", seqused_k)):
+        refuse_masked(array, name)
     xp, on = (sys.modules["torch"], _like(tree)) if is_torch(tree) else (np, {})
     batch, drafted = len(seqused_k), tree.shape[1]
     (rows, blocks), first = _counts((drafted, longest), BLOCK), seqused_k - drafted

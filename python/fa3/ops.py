@@ -21,6 +21,7 @@ from fa3._arrays import (
 from fa3._dropout import require_seed
 from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
 from fa3.errors import InvalidArgument, Unsupported
+from fa3.masks import refuse_other_extents
 
 
 def load_torch_backend():
@@ -169,6 +170,8 @@ def attention(
             raise Unsupported(f"generator: not together with {name}, which has no dropout")
         given = q, k, v, bias, alibi_slopes, out, return_lse, options
         return torch_backend().attend_with_bias(*given)
+    if "block_mask" in options:
+        refuse_other_extents(options["block_mask"], q, k, options)
     if is_torch(q):
         in_order_options = in_order("attention", options)
         return torch_backend().attend(q, k, v, out, return_lse, in_order_options, generator)
@@ -211,6 +214,8 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
     Raises what attention() raises.
     """
     require_seed(options)
+    if "block_mask" in options:
+        refuse_other_extents(options["block_mask"], q, k, options)
     if is_torch(q):
         backend = torch_backend()
         in_order_options = in_order("attention_backward", options, OF_BOTH_PASSES)

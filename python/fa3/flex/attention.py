@@ -12,7 +12,7 @@ from fa3.flex.known_functions import function_of
 from fa3.flex.modes import beside_checkpoints
 from fa3.flex.prepared import call_of, of_function, of_masks
 from fa3.flex.stored import stored_of
-from fa3.masks import BlockMask
+from fa3.masks import BlockMask, refuse_other_extents
 from fa3.torch import autograd, operators
 from fa3.torch.autograd import FLOAT8
 from fa3.torch.checks import (
@@ -48,6 +48,7 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True, walks=Tru
     found = prepared.find(key)
     if found is None:
         refuse(q, k, v, scale, causal)
+        refuse_other_extents(block_mask, q, k, lengths)
         if blocks is None or score_mod is not None:
             refuse_transforms()
         q, k, v = operators.resolved(q, k, v)

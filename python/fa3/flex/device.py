@@ -34,8 +34,8 @@ def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
     lse = operators.new_lse(q) if return_lse else None
     captured = (*tensors,) if call.are_there else on_device_of(q, tensors)
     if call.listed is None:  # the one way of by_a_kernel(), for most calls
-        score = *head_of(call.function, call.longest), captured
         try:
+            score = *head_of(call.function, call.longest), captured
             _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *call.options)
         except Unsupported as reason:
             return no_kernel(call, reason)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fa3 import _native
-from fa3._arrays import no_array
+from fa3._arrays import no_array, refuse_masked
 from fa3._dropout import require_seed, words
 from fa3._options import (
     BOTH_PASSES,
@@ -141,6 +141,7 @@ def refuse_wrong_kinds(arrays, options):
     for name, array in arrays.items():
         if not isinstance(array, (jax.Array, np.ndarray)):
             raise no_array(array, name)
+        refuse_masked(array, name)
     for name in ("q", "k", "v"):
         if str(arrays[name].dtype) not in INPUT_TYPES:
             raise InvalidArgument(

@@ -6,6 +6,7 @@ import torch
 from fa3 import _backends
 from fa3._flex import load_flex
 from fa3._options import in_order, takes_options
+from fa3.masks import refuse_other_extents
 from fa3.torch.autograd import attend, to_autocast_type
 from fa3.torch.operators import is_any_autocast_enabled
 
@@ -64,4 +65,6 @@ def attention(
     """
     if bias is not None or alibi_slopes is not None:
         return attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options)
+    if "block_mask" in options:
+        refuse_other_extents(options["block_mask"], q, k, options)
     return attend(q, k, v, out, return_lse, in_order("attention", options), generator)

@@ -35,6 +35,10 @@ REFUSED = {
         lambda q, k, v: {"seqused_k": np.array([1, 2])},
         "^seqused_k: expected int32, got int64",
     ),
+    "mask of an array": (
+        lambda q, k, v: {"v": np.ma.array(v)},
+        "^v: expected an array without a mask",
+    ),
     "engine": (lambda q, k, v: {"engine": "hopper"}, "hopper|no engine"),
     "pages": (lambda q, k, v: {"page_table": q}, "unexpected keyword argument 'page_table'"),
 }

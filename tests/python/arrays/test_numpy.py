@@ -50,6 +50,27 @@ def test_an_option_or_a_side_of_the_window_may_be_none(qkv, given, means):
         assert np.array_equal(gradient, same)
 
 
+MASKED = {
+    "attention": lambda x, q: fa3.attention(x, q, q),
+    "attention of keys": lambda x, q: fa3.attention(q, x, q),
+    "an output": lambda x, q: fa3.attention(q, q, q, out=x),
+    "a sink": lambda x, q: fa3.attention(q, q, q, sink=x[0, 0, :, 0]),
+    "lengths": lambda x, q: fa3.attention(q, q, q, seqused_k=x[:, 0, 0, 0].astype(np.int32)),
+    "a seed": lambda x, q: fa3.dropout_mask(0.5, np.ma.array([1, 2]), (1, 1, 2, 2)),
+    "gradients": lambda x, q: fa3.attention_backward(x, q, q, q, q, q[..., 0].copy()),
+    "merge": lambda x, q: fa3.merge(x[None], q[None, ..., 0].transpose(0, 1, 3, 2).copy()),
+    "quantize": lambda x, q: fa3.quantize(x),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_an_array_with_a_mask_of_its_own_is_refused(qkv, name):
+    """NumPy's other functions would skip what the mask hides; the library reads it."""
+    q = qkv[1]
+    with pytest.raises(fa3.InvalidArgument, match="without a mask, got a numpy.ma.MaskedArray"):
+        MASKED[name](np.ma.masked_less(q, 0), q)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_forward_and_backward_equal_the_oracle(name, dtype):

@@ -121,6 +121,7 @@ def many_operations(heads, rows, dtype):
             x
             + torch.sin(s) * torch.cos(weights[h])
             + torch.erf(s / 2)
+            + torch.tan(s / 9)
             - torch.nn.functional.silu(s)
         )
         x = x + torch.maximum(s, weights[h]) + torch.minimum(s, 0.5 * weights[h])

@@ -170,8 +170,8 @@ def test_slices_are_the_union_of_their_pairs():
 @pytest.mark.parametrize(
     ("mask", "words"),
     [
-        ((np.zeros((1, 1, 2, 3), np.int32), None), "expected at least 3 blocks of 128"),
-        ((np.zeros((3, 1, 3, 3), np.int32), None), "1 or batch = 2"),
+        ((np.zeros((1, 1, 2, 3), np.int32), None), "(2, 4, 3, 3), as of q and k, got (1, 1, 2, 3)"),
+        ((np.zeros((3, 1, 3, 3), np.int32), None), "(2, 4, 3, 3), as of q and k, got (3, 1, 3, 3)"),
         ((np.full((1, 1, 3, 3), 2, np.int32), None), "got 2 at (0, 0, 0, 0)"),
         ((np.full((1, 1, 3, 3), -2, np.int32), None), "-1 (full)"),
         ((np.zeros((1, 1, 3, 3), np.int32), np.zeros((1, 128, 3), np.int32)), "words of a row = 4"),

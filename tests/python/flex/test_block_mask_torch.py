@@ -131,3 +131,34 @@ def test_compiled_programs_have_the_same_result():
 
     compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v), program(q, k, v), atol=0, rtol=0)
+
+
+ROWS = 150
+RANGES, LOWER = torch.tensor([[0, 100], [100, ROWS]]), torch.ones(1, 1, ROWS, ROWS).tril() > 0
+MAP, LENGTHS = torch.tensor([[[[True, False, True]]]]), torch.tensor([ROWS], dtype=torch.int32)
+NEW_MASKS = {
+    "a map of 64": lambda: masks.from_block_map(MAP, block=64),
+    "a map of 128": lambda: masks.from_block_map(MAP),
+    "slices of one type": lambda: masks.from_slices(RANGES, RANGES, "band", ROWS, ROWS),
+    "slices": lambda: masks.from_slices(RANGES, RANGES, ["causal", "full"], ROWS, ROWS),
+    "a rule": lambda: masks.from_rule(lambda b, h, q, k: q >= k, 1, 1, ROWS, ROWS, device="cpu"),
+    "a dense mask": lambda: masks.from_dense(LOWER),
+    "a tree": lambda: masks.from_tree(LOWER[0, :, :3, :3], LENGTHS, 200),
+}
+
+
+@pytest.mark.parametrize("make", NEW_MASKS)
+def test_a_mask_is_where_its_arrays_are_whatever_device_is_the_default(make):
+    right = NEW_MASKS[make]()
+    with torch.device("meta"):
+        mine = NEW_MASKS[make]()
+    for part, expected in zip(mine, right, strict=True):
+        assert part is expected is None or torch.equal(part, expected)
+
+
+@pytest.mark.parametrize("make", NEW_MASKS)
+def test_a_mask_copies_nothing_from_the_host(make, monkeypatch):
+    """A copy would wait for a GPU."""
+    for function in ("tensor", "as_tensor", "asarray", "from_numpy"):
+        monkeypatch.setattr(torch, function, None)
+    NEW_MASKS[make]()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score functions, biases and masks where something of torch's watches: checkpoints, inference mode,
-tensors without elements."""
+"""Score functions, biases and masks where something of torch's watches: checkpoints, inference
+mode, tensors without elements."""
 
 import functools
 

@@ -9,7 +9,7 @@ import flex_functions as functions
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("fa3", reason="the Python package is not built")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from compiled_text import (  # noqa: E402
     COMPILER,
     ERROR,
@@ -166,7 +166,7 @@ def test_what_is_no_number_stays_so(tmp_path):
 
 def test_numbers_are_written_in_full(tmp_path):
     check(lambda s, b, h, q, k: s * 0.1 + 1e-40 - 3.4e38 + (1e300 * 0 + 2.0), tmp_path)
-    check(lambda s, b, h, q, k: s * (q - 2147483648), tmp_path)
+    check(lambda s, b, h, q, k: s * (q - 2147483647), tmp_path)
 
 
 def test_bounds_of_integers_hold():
@@ -279,3 +279,25 @@ def test_hidden_keys_leave_the_slope_alone(tmp_path):
 
     assert check_gradient(hides, tmp_path)[0] is None
     assert check_gradient(lambda s, b, h, q, k: torch.where(q > k, s, s * 2), tmp_path)[0]
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 2**40])
+def test_an_integer_beyond_32_bits_is_no_text_but_a_number_of_torch(number):
+    def far(s, b, h, q, k):
+        return torch.where((q * number + k) % 97 < 48, s, s * 2)
+
+    function, _ = function_of(far)
+    with pytest.raises(fa3.Unsupported, match=f"integer {number}, where a kernel's have 32 bits"):
+        text_of(function)
+    q, k, v = functions.inputs(dtype=torch.float32)
+    place = torch.arange(functions.ROWS)
+    factor = torch.where((place[:, None] * number + place) % 97 < 48, 1.0, 2.0)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(2, 2)) * q.shape[-1] ** -0.5
+    p = (scores * factor).softmax(-1)
+    right = torch.einsum("bhij,bjhd->bihd", p, v.repeat_interleave(2, 2))
+    torch.testing.assert_close(fa3.flex_attention(q, k, v, score_mod=far), right)
+
+
+@pytest.mark.parametrize("number", [2**31 - 1, -(2**31)])
+def test_an_integer_of_32_bits_is_itself_in_the_text(number, tmp_path):
+    check(lambda s, b, h, q, k: torch.where(q * 0 + number == number, s, 0.0), tmp_path)

@@ -162,6 +162,10 @@ OPERATIONS = {
     ),
     "sin": Operation(torch.sin, "sinf({0})", lambda m, c, y, a: (m.mul(c, m.cos(a)),)),
     "cos": Operation(torch.cos, "cosf({0})", lambda m, c, y, a: (m.neg(m.mul(c, m.sin(a))),)),
+    "tan": Operation(
+        torch.tan, "tanf({0})",
+        lambda m, c, y, a: (m.mul(c, m.add(m(1.0), m.mul(y, y))),),
+    ),
     "erf": Operation(
         torch.erf, "erff({0})",
         lambda m, c, y, a: (

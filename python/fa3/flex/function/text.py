@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from fa3.errors import Unsupported
 from fa3.flex.function.graph import BATCH, BOOL, COTANGENT, HEAD, INT, KEY, QUERY, SCORE
 from fa3.flex.function.operations import OPERATIONS
 from fa3.flex.function.steps import (
@@ -245,6 +246,11 @@ def literal(value):
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
+        if not -(2**31) <= value < 2**31:
+            raise Unsupported(
+                f"score_mod: the integer {value}, where a kernel's have 32 bits; expected one from"
+                " -2**31 to 2**31 - 1"
+            )
         return f"int({value % 2**32}u)"
     if math.isnan(value):
         return "from_bits(0x7fc00000u)"

@@ -6,7 +6,20 @@ from fa3.flex.function.graph import BOOL, FLOAT, INT
 
 SAME = (
     *("neg", "abs", "sign", "maximum", "minimum", "remainder", "exp", "exp2", "expm1", "log"),
-    *("log2", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "erf", "pow", "floor"),
+    *(
+        "log2",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "tanh",
+        "sigmoid",
+        "sin",
+        "cos",
+        "tan",
+        "erf",
+        "pow",
+        "floor",
+    ),
     *("ceil", "round", "trunc", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or"),
     *("logical_xor", "logical_not"),
 )
