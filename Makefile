@@ -14,7 +14,7 @@ LAUNCHER = $(if $(shell command -v ccache),$(foreach language,CXX CUDA,-DCMAKE_$
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh')
 
 .PHONY: help build demo wheel deb docs test check headers format format-check layers lint tidy \
-  arm asan tsan fuzz torch report figures gpu-verify record-check clean
+  arm asan tsan fuzz torch report figures test-python gpu-verify record-check clean
 
 help:
 	@sed -n -e 's/^#@ \(.*\)/\n\1/p' -e 's/^\([a-z -]*\):.*## \(.*\)/  make \1|\2/p' Makefile | \
@@ -102,6 +102,10 @@ test:  ## everything that can be tested on this machine (FULL=1: at length)
 	@$(MAKE) --no-print-directory -j2 $(VENV)/bin/pytest build \
 	  KERNELS=$(or $(if $(HOPPER),ON),$(BUILT_KERNELS),OFF)
 	@$(if $(FULL),,FA3_TEST_QUICK=1) $(VENV)/bin/python tools/run_tests.py $(BUILD)
+
+# VENV: another environment, say one without torch.
+test-python: build $(VENV)/bin/pytest  ## the Python tests alone
+	@$(if $(FULL),,FA3_TEST_QUICK=1) $(VENV)/bin/python tools/run_tests.py $(BUILD) --python
 
 check: format-check layers lint  ## formatting, layers, ruff, mypy
 

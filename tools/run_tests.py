@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs everything that can be tested on this machine and ends with a summary.
 
-    python3 tools/run_tests.py BUILD_DIR
+    python3 tools/run_tests.py BUILD_DIR [--python]
 
-Stages: the Python tests (pytest, in the interpreter that runs this file), beside them the C++ tests
-(ctest), and on a machine with a Hopper GPU the GPU tests. FA3_TEST_QUICK=1 runs fewer cases. A
-stage that cannot run here is listed as skipped, with its reason. Exits with 1 if anything failed,
-or if a stage ran no test.
+Stages: the Python tests (pytest, in the interpreter that runs this file; --python: these alone),
+beside them the C++ tests (ctest), and on a machine with a Hopper GPU the GPU tests.
+FA3_TEST_QUICK=1 runs fewer cases. A stage that cannot run here is listed as skipped, with its
+reason. Exits with 1 if anything failed, or if a stage ran no test.
 """
 
 import importlib.util
@@ -148,13 +148,15 @@ def print_summary(outcomes: list[Outcome]) -> None:
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
+    only_python = "--python" in sys.argv
+    if len(sys.argv) != 2 + only_python:
         print(__doc__)
         return 2
     build = Path(sys.argv[1]).resolve()
+    stages = (run_python,) if only_python else (run_python, run_cpp)
     with ThreadPoolExecutor() as pool:
-        outcomes = list(pool.map(lambda stage: stage(build), (run_python, run_cpp)))
-    reason = gpu_reason()
+        outcomes = list(pool.map(lambda stage: stage(build), stages))
+    reason = "only the Python tests were asked for" if only_python else gpu_reason()
     if reason is None:
         outcomes.append(run_gpu(build))
     else:

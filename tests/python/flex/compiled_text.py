@@ -5,7 +5,7 @@ import ctypes
 import shutil
 import subprocess
 
-import flex_functions as functions
+import flex_functions as functions  # skips without torch
 import pytest
 import torch
 from builds import ROOT
