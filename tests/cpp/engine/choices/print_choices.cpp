@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prints what the engines for GPUs choose for random problems, a line for each problem, engine and
+// pass: before and after a change of the planners, compared by diff. Needs no GPU.
+//
+//     fa3_print_choices [first] [number]
+#include <cstdio>
+#include <cstdlib>
+
+#include "core/error.h"
+#include "engine/ampere/engine.h"
+#include "engine/ampere/plan/backward_plan.h"
+#include "engine/ampere/plan/forward_plan.h"
+#include "engine/choices/random_call.h"
+#include "engine/hopper/engine.h"
+#include "engine/hopper/launch/counting_runtime.h"
+#include "engine/hopper/plan/backward/backward_plan.h"
+#include "engine/hopper/plan/plan_e4m3.h"
+
+namespace fa3 {
+namespace {
+
+constexpr int kProblems = 20000;
+
+std::string words(const hopper::ForwardConfig& c) {
+  const char* const operands = c.transposes_v    ? "e4m3 rows of V "
+                               : c.e4m3          ? "e4m3 "
+                               : c.dequantizes() ? "cache "
+                                                 : "";
+  const char* const tiles = c.is_single_sequence()                            ? "decode single"
+                            : c.is_decode()                                   ? "decode"
+                            : c.block_mask && c.general()                     ? "listed varlen"
+                            : c.block_mask                                    ? "listed"
+                            : c.always_splits()                               ? "stream-K"
+                            : c.scheduler() == hopper::SchedulerKind::kSplit  ? "split"
+                            : c.scheduler() == hopper::SchedulerKind::kVarlen ? "varlen"
+                                                                              : "dense";
+  return concat(operands, "d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x", c.block_n, " ",
+                tiles, c.capped() ? " capped" : "", c.dropout ? " dropout" : "",
+                c.continued ? " continued" : "", " q", c.q_stages, " kv", c.kv_stages, " l",
+                c.quantized_stages, " x", c.ctas_per_sm, c.overlaps ? " overlaps" : "",
+                c.ping_pong ? " turns" : "", c.guarded ? " guarded" : "", " e", int(c.element));
+}
+
+std::string words(const hopper::BackwardConfig& c) {
+  return concat("d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x", c.block_n, " variant",
+                int(c.variant), " s", c.stages, " ds", c.ds_stages, c.helpers ? " helpers" : "",
+                c.dropout ? " dropout" : "", c.block_mask ? " listed" : "", c.wide ? " wide" : "",
+                c.persistent ? " persistent" : "", c.in_pairs ? " pairs" : "", " e",
+                int(c.element));
+}
+
+std::string words(const hopper::ForwardPlan& plan) {
+  const hopper::Tiling& t = plan.tiling;
+  return concat(
+      words(plan.kernel.config), plan.kernel.function == nullptr ? " none" : "", " smem",
+      plan.kernel.smem_bytes, " | pack", t.pack.log2, " scheduler", int(t.scheduler), " splits",
+      t.split.num_splits, " ctas", t.split.ctas, t.split.in_pairs, " groups", t.split.groups_log2,
+      " cluster", t.split.cluster_log2, t.split.opener_combines, " path", int(plan.kv_loader),
+      " combine", int(plan.combine), plan.q_is_clipped, plan.pdl, " grid", plan.grid.x, ",",
+      plan.grid.y, ",", plan.grid.z, " box", plan.kv_box_rows, " parts", plan.tile_parts_log2,
+      " pairs", plan.pair_blocks, " async", plan.cp_async.active, " combines", plan.num_combines,
+      ",", plan.most_splits, ",", plan.partial_rows, " launches", plan.num_launches, " together",
+      plan.together.batches, ",", plan.together.packs, " bytes", plan.workspace.bytes);
+}
+
+std::string words(const hopper::BackwardPlan& plan) {
+  const auto one_of = [](const void* function) { return function == nullptr ? "-" : "+"; };
+  const hopper::BackwardKernel& kernel = plan.kernel;
+  return concat(words(kernel.config), " / ", words(plan.main_config), " smem", kernel.smem_bytes,
+                " ", one_of(kernel.preprocess), one_of(kernel.main), one_of(kernel.postprocess),
+                one_of(kernel.main_deterministic), one_of(kernel.splits.main),
+                one_of(kernel.short_sequences), " | ", plan.short_sequences, " pack",
+                plan.short_pack.log2, " splits", plan.step_splits(), " wave", plan.last_wave.splits,
+                ",", plan.last_wave.heads, ",", plan.last_wave.first_key, " grids",
+                plan.grids.short_sequences, ",", plan.grids.preprocess, ",", plan.grids.main, ",",
+                plan.grids.postprocess, ",", plan.grids.postprocess_dk, ",",
+                plan.grids.postprocess_dv, " bytes", plan.workspace.bytes);
+}
+
+std::string words(const ampere::ForwardPlan& plan) {
+  return concat("splits", plan.schedule.num_splits, " pack", plan.schedule.pack.log2, " tiles",
+                plan.num_tiles, " widths", plan.q_width, ",", plan.k_width, ",", plan.v_width, ",",
+                plan.o_width);
+}
+
+std::string words(const ampere::BackwardPlan& plan) {
+  return concat("blocks", plan.preprocess_blocks, ",", plan.key_blocks, ",", plan.query_blocks,
+                " grids", plan.grids.preprocess, ",", plan.grids.main, ",", plan.grids.postprocess);
+}
+
+template <class Decided>
+std::string words(const Plan& plan) {
+  return concat(plan.kernel, ": ", words(plan.decided.load<Decided>()), " | ", plan.block_q, "x",
+                plan.block_k, " packed", plan.packed_heads, " splits", plan.num_splits, " tasks",
+                plan.num_tasks, " bytes", plan.workspace_bytes, ",", plan.block_list_bytes, " | ",
+                plan.why);
+}
+
+std::string words_of_e4m3(const Plan& plan) {
+  const auto decided = plan.decided.load<hopper::E4m3Plan>();
+  return concat(plan.kernel, ": ", words(decided.forward), " | padded", decided.padded_keys, ",",
+                decided.key_step, " late", decided.order.late_ctas, ",", decided.order.first_heads,
+                ",", decided.order.ctas, " tasks", plan.num_tasks, " bytes", plan.workspace_bytes,
+                " | ", plan.why);
+}
+
+void print(const char* engine, int number, const Status& status, const std::string& words) {
+  std::printf("%d %s: %s\n", number, engine,
+              status.ok() ? words.c_str() : concat("refused: ", status.message()).c_str());
+}
+
+void print_choices(int number) {
+  const test::RandomCall call{uint64_t(number)};
+  const BackwardProblem& p = call.problem();
+  test::g_cuda.sms = call.sms();
+  std::printf("%d %s\n", number, describe(call).c_str());
+  {
+    Plan plan;
+    const Status status = hopper::kHopperEngine.plan_forward(p, &plan);
+    print("hopper", number, status,
+          !status.ok()                    ? ""
+          : p.dtype == DType::float8_e4m3 ? words_of_e4m3(plan)
+                                          : words<hopper::ForwardPlan>(plan));
+    if (p.partial.on) std::printf("%d continues: %d\n", number, hopper::kHopperEngine.continues(p));
+  }
+  {
+    Plan plan;
+    const Status status = hopper::kHopperEngine.plan_backward(p, &plan);
+    print("hopper backward", number, status, status.ok() ? words<hopper::BackwardPlan>(plan) : "");
+  }
+  {
+    Plan plan;
+    const Status status = ampere::kAmpereEngine.plan_forward(p, &plan);
+    print("ampere", number, status, status.ok() ? words<ampere::ForwardPlan>(plan) : "");
+  }
+  {
+    Plan plan;
+    const Status status = ampere::kAmpereEngine.plan_backward(p, &plan);
+    print("ampere backward", number, status, status.ok() ? words<ampere::BackwardPlan>(plan) : "");
+  }
+}
+
+}  // namespace
+}  // namespace fa3
+
+int main(int argc, char** argv) {
+  const int first = argc > 1 ? std::atoi(argv[1]) : 0;
+  const int number = argc > 2 ? std::atoi(argv[2]) : fa3::kProblems;
+  for (int i = first; i < first + number; ++i) fa3::print_choices(i);
+  return 0;
+}
