@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine code of each kernel that a GPU check runs, as a hash.
+"""The machine code of each kernel, as a hash.
+
+    python3 tools/kernel_code.py hash BUILD OUTPUT.json
+    python3 tools/kernel_code.py compare OLD.json NEW.json
+
+The first writes the hash of each kernel of a build under its name; the second prints the kernels
+that changed, appeared or vanished, and fails if there are some.
 
 What a check saw of a kernel holds for as long as its machine code stays: gpu_verify.py carries it
 over when sources change around it. nvcc makes the same code of the same tokens, in any folder. Code
@@ -13,9 +19,13 @@ import json
 import re
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 FILE = "kernel_code.json"
 FATBIN_MAGIC, ZSTD_MAGIC = struct.pack("<I", 0xBA55ED50), struct.pack("<I", 0xFD2FB528)
@@ -48,13 +58,17 @@ def objects_of(build: Path, program: str, entry: str) -> list[Path]:
     return []
 
 
-def parts_in(path: Path) -> set[bytes]:
-    """The instructions and constants of an object's kernels, without their names and parameters'
-    sizes: a parameter that a kernel does not read leaves its code as it is."""
+def fatbin_of(path: Path) -> bytes:
     with tempfile.NamedTemporaryFile() as file:
         copy = ["objcopy", "-O", "binary", "--only-section=.nv_fatbin", str(path), file.name]
         subprocess.run(copy, check=True)
-        fatbin = Path(file.name).read_bytes()
+        return Path(file.name).read_bytes()
+
+
+def parts_in(path: Path) -> set[bytes]:
+    """The instructions and constants of an object's kernels, without their names and parameters'
+    sizes: a parameter that a kernel does not read leaves its code as it is."""
+    fatbin = fatbin_of(path)
     return {part for image in images_in(fatbin) for part in parts_of_elf(image)} or {fatbin}
 
 
@@ -76,20 +90,186 @@ def images_in(fatbin: bytes) -> Iterator[bytes]:
 
 
 def parts_of_elf(image: bytes) -> Iterator[bytes]:
-    """The sections of code, each behind its number of registers, and of constants."""
+    """The sections of code, each behind its number of registers, and of constants; of anything
+    else than an ELF file, the whole."""
     if image[:4] != b"\x7fELF":
         yield image
         return
-    (table, size, count, names) = struct.unpack_from("<40xQ10xHHH", image)
-    sections = [struct.unpack_from("<IIQQQQII", image, table + size * i) for i in range(count)]
+    for _, part in sections_of(image):
+        yield part
+
+
+def sections_of(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """The kernel's symbol and the content, behind the number of registers, of each section of code
+    and of constants. The symbol of constants that kernels share is empty."""
+    (table, size, count, names) = struct.unpack_from("<40xQ10xHHH", elf)
+    sections = [struct.unpack_from("<IIQQQQII", elf, table + size * i) for i in range(count)]
     first_name = sections[names][4]
     for name, _, _, _, offset, length, _, info in sections:
         begin = first_name + name
-        text = image[begin : image.index(b"\0", begin)].decode()
+        text = elf[begin : elf.index(b"\0", begin)].decode()
         # Bank 0 is the parameters' room. The number of registers stands above a symbol's number,
         # which other kernels of the object change.
-        if text.startswith(".text.") or re.match(r"[.]nv[.]constant[1-9]", text):
-            yield struct.pack("<I", info >> 24) + image[offset : offset + length]
+        if match := re.match(r"[.]text[.](.*)|[.]nv[.]constant[1-9][.]?(.*)", text):
+            content = elf[offset : offset + length]
+            yield match[1] or match[2] or "", struct.pack("<I", info >> 24) + content
+
+
+class Symbol(NamedTuple):
+    """A kernel's mangled name, taken apart."""
+
+    names: list[str]  # namespaces, then the function
+    arguments: list  # of the template: numbers, or of a struct its name and its fields
+
+    @classmethod
+    def of(cls, mangled: str) -> "Symbol":
+        """Of _ZN<names>[I<arguments>E]E...; arguments are literals and aggregates of them."""
+        at = mangled.find("_ZN") + 3
+
+        def source_name() -> str:
+            nonlocal at
+            digits = re.match(r"\d+", mangled[at:])[0]
+            begin = at + len(digits)
+            at = begin + int(digits)
+            return mangled[begin:at]
+
+        def type_name() -> str:
+            """The last part of a type's name; what a substitution stands for is not looked up."""
+            nonlocal at
+            is_nested = mangled[at] == "N"
+            at += is_nested
+            name = ""
+            while at < len(mangled):
+                if mangled[at].isdigit():
+                    name = source_name()
+                elif match := re.match(r"S[0-9A-Z]*_|St", mangled[at:]):
+                    at += match.end()
+                elif is_nested:  # its end
+                    at += 1
+                    return name
+                elif name:
+                    return name
+                else:
+                    at += 1  # a builtin type
+                    return ""
+                if not is_nested:
+                    return name
+            return name
+
+        def expression():
+            nonlocal at
+            if mangled[at] == "X":
+                at += 1
+                value = expression()
+                at += 1
+                return value
+            if mangled.startswith("tl", at):
+                at += 2
+                name, fields = type_name(), []
+                while mangled[at] != "E":
+                    fields.append(expression())
+                at += 1
+                return name, fields
+            if mangled[at] != "L":
+                return type_name()
+            at += 1
+            type_name()
+            number, at = mangled[at : mangled.index("E", at)], mangled.index("E", at) + 1
+            return int(number.replace("n", "-"))
+
+        names, arguments = [], []
+        while mangled[at].isdigit():
+            names.append(source_name())
+        if mangled[at] == "I":
+            at += 1
+            while mangled[at] != "E":
+                arguments.append(expression())
+        return cls([name for name in names if not name.startswith("_GLOBAL__N_")], arguments)
+
+
+# The fields of the structs that kernels are templates of, by engine and struct.
+FIELDS = {
+    "hopper ForwardConfig": "element e4m3 head_dim head_dim_v block_m block_n q_stages kv_stages "
+    "overlaps ping_pong ctas_per_sm quantized_stages may_split guarded dropout block_mask variant "
+    "transposes_v continued",
+    "hopper BackwardConfig": "element head_dim head_dim_v block_m block_n stages ds_stages helpers "
+    "variant splits_steps dropout block_mask wide in_pairs persistent",
+}
+
+
+def name_of(symbol: Symbol) -> str:
+    """A kernel's name: a struct among the template's arguments is its words."""
+    _, engine, *function = symbol.names
+    arguments = [
+        str(x) if not isinstance(x, tuple) else words_of(f"{engine} {x[0]}", x[1])
+        for x in symbol.arguments
+    ]
+    return " ".join([engine, *function, *arguments])
+
+
+def words_of(struct_name: str, values: list) -> str:
+    names = FIELDS.get(struct_name, "").split() or [str(i) for i in range(len(values))]
+    fields = dict(zip(names, values, strict=True))
+    if struct_name == "hopper ForwardConfig":
+        return forward_words(fields)
+    return " ".join(f"{name} {value}" for name, value in fields.items() if value)
+
+
+def forward_words(c: dict) -> str:
+    general = c["variant"] in (1, 2)
+    tiles = (
+        ("", "", "", "stream-K", "decode", "decode single")[c["variant"]]
+        or ("listed" + " varlen" * general if c["block_mask"] else "")
+        or ("dense" if not general else "split" if c["may_split"] else "varlen")
+    )
+    words = [
+        "e4m3" if c["e4m3"] else "cache" if c["quantized_stages"] else "",
+        f"d{c['head_dim']}/{c['head_dim_v']} {c['block_m']}x{c['block_n']} {tiles}",
+        "capped" if c["variant"] == 2 else "",
+        "dropped" if c["dropout"] else "",
+        "continued" if c["continued"] else "",
+        "rows of V" if c["transposes_v"] else "",
+        ("fp16", "bf16")[c["element"]],
+    ]
+    return " ".join(filter(None, words))
+
+
+def kernels_in(path: Path) -> dict[str, bytes]:
+    """Name -> digest of its code and constants, of each kernel of an object that has machine
+    code."""
+    found: dict[str, bytes] = {}
+    for image in images_in(fatbin_of(path)):
+        if image[:4] != b"\x7fELF":
+            continue
+        parts: dict[str, set[bytes]] = {}
+        for symbol, part in sections_of(image):
+            parts.setdefault(symbol, set()).add(part)
+        shared = parts.pop("", set())
+        for symbol, code in parts.items():
+            if ".text" not in symbol:
+                found[name_of(Symbol.of(symbol))] = digest_of(code | shared)
+    return found
+
+
+def code_of_build(build: Path) -> dict[str, str]:
+    """Name -> hash, of each kernel of the library's engines."""
+    objects = sorted(
+        path for path in (build / "src" / "engine").rglob("*.cu.o") if "CMakeFiles" in path.parts
+    )
+    with ThreadPoolExecutor() as pool:
+        kernels = chain.from_iterable(d.items() for d in pool.map(kernels_in, objects))
+        codes: dict[str, set[bytes]] = {}
+        for name, digest in kernels:
+            codes.setdefault(name, set()).add(digest)
+    return {name: digest_of(code).hex()[:16] for name, code in sorted(codes.items())}
+
+
+def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    return [
+        f"{'vanished' if name not in new else 'appeared' if name not in old else 'changed'}: {name}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
 
 
 def code_of_rows(build: Path, program: str, rows: list) -> dict[str, str]:
@@ -103,10 +283,14 @@ def code_of_rows(build: Path, program: str, rows: list) -> dict[str, str]:
     return found
 
 
-def hash_of(parts: set[bytes]) -> str:
+def digest_of(parts: set[bytes]) -> bytes:
     """The same in whichever objects the kernels are, and in any order."""
     digests = sorted(hashlib.sha256(part).digest() for part in parts)
-    return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(digests)).digest()
+
+
+def hash_of(parts: set[bytes]) -> str:
+    return digest_of(parts).hex()[:16]
 
 
 class KernelCode:
@@ -140,3 +324,21 @@ class KernelCode:
         if not all(codes):
             return None
         return hashlib.sha256("".join(codes).encode()).hexdigest()[:16]
+
+
+def main(command: str, first: str, second: str) -> int:
+    if command == "hash":
+        codes = code_of_build(Path(first))
+        Path(second).write_text(json.dumps(codes, indent=1) + "\n")
+        print(f"{len(codes)} kernels")
+        return 0
+    old, new = (json.loads(Path(path).read_text()) for path in (first, second))
+    found = differences(old, new)
+    print("\n".join([*found, f"{len(old)} and {len(new)} kernels, {len(found)} differences"]))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4 or sys.argv[1] not in ("hash", "compare"):
+        sys.exit(__doc__)
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names and hashes of kernels' machine code (tools/kernel_code.py)."""
+
+import subprocess
+import sys
+
+import pytest
+from builds import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import kernel_code
+from kernel_code import Symbol, name_of
+
+CONFIG = "NS0_13ForwardConfigELNS_4cuda7ElementE"
+STREAM_K = (
+    f"_ZN3fa36hopper14forward_kernelIXtl{CONFIG}1ELb0ELi64ELi64ELi64ELi128ELi1ELi6ELb1ELb0ELi2ELi0"
+    "ELb1ELb0ELb0ELb0ELNS0_7VariantE3ELb0ELb0EEEEEvNS0_13ForwardParamsE"
+)
+
+
+@pytest.mark.parametrize(
+    ("mangled", "names", "arguments"),
+    [
+        ("_ZN3fa34cuda11rank_kernelENS_5RanksE", ["fa3", "cuda", "rank_kernel"], []),
+        (
+            "_ZN3fa36hopper35_GLOBAL__N__ab259372_7_some_cu_43c37combineILNS_4cuda7ElementE1ELin8EEEvi",
+            ["fa3", "hopper", "combine"],
+            [1, -8],
+        ),
+        (
+            "_ZN3fa36hopper5shortIXtlNS0_1KEtlNS0_5ShapeELi64ELb1EELNS_4cuda7ElementE0EEELb1EEEvi",
+            ["fa3", "hopper", "short"],
+            [("K", [("Shape", [64, 1]), 0]), 1],
+        ),
+        ("_ZN3fa34cuda6appendI6__half6Float8EEvi", ["fa3", "cuda", "append"], ["__half", "Float8"]),
+    ],
+)
+def test_a_kernels_symbol_is_its_names_and_its_templates_numbers(mangled, names, arguments):
+    assert Symbol.of(mangled) == (names, arguments)
+
+
+def test_a_forward_kernel_is_named_in_words():
+    assert name_of(Symbol.of(STREAM_K)) == "hopper forward_kernel d64/64 64x128 stream-K bf16"
+
+
+@pytest.fixture
+def build(tmp_path):
+    """A function that makes objects of one section of code for each kernel."""
+
+    def stage(name, kernels):
+        objects = tmp_path / "src" / "engine" / "hopper" / "CMakeFiles" / "kernels.dir"
+        objects.mkdir(parents=True, exist_ok=True)
+        sections = "".join(
+            f'.section .text.{symbol},"a"\n.ascii "{text}"\n' for symbol, text in kernels.items()
+        )
+        image = tmp_path / "image.o"
+        assemble(sections, image)
+        header = f".long 0xBA55ED50\n.short 1, 16\n.quad {16 + image.stat().st_size}\n"
+        entry = f".long 0, 16\n.quad {image.stat().st_size}\n"
+        fatbin = f'.section .nv_fatbin,"a"\n{header}{entry}.incbin "{image}"\n'
+        assemble(fatbin, objects / f"{name}.cu.o")
+        return tmp_path
+
+    def assemble(lines, output):
+        command = ["gcc", "-c", "-x", "assembler", "-", "-o", str(output)]
+        subprocess.run(command, input=lines, text=True, check=True)
+
+    return stage
+
+
+def test_kernels_are_compared_by_name_wherever_they_were_compiled(build):
+    other = "_ZN3fa36hopper7prepareEv"
+    build("first", {STREAM_K: "code", other: "more"})
+    old = kernel_code.code_of_build(build("second", {}))
+    assert set(old) == {"hopper forward_kernel d64/64 64x128 stream-K bf16", "hopper prepare"}
+    build("first", {other: "more"})
+    assert (
+        kernel_code.differences(old, kernel_code.code_of_build(build("second", {STREAM_K: "code"})))
+        == []
+    )
+    build("first", {other: "changed", "_ZN3fa36hopper3newEv": "new"})
+    assert kernel_code.differences(old, kernel_code.code_of_build(build("second", {}))) == [
+        "vanished: hopper forward_kernel d64/64 64x128 stream-K bf16",
+        "appeared: hopper new",
+        "changed: hopper prepare",
+    ]
