@@ -22,7 +22,7 @@ CUDA_ROOMS = {
     "kernels/": "host/ ptx/",
     "engine_parts.h": "host/ kernels/",
     "lists/": "host/ tile/ ptx/",
-    "jit/": "host/ softmax/",
+    "jit/": "host/ softmax/ ptx/",
 }
 
 # The rooms of the CPU engines likewise.

@@ -128,19 +128,7 @@ AddedToScore added_to_score(const fa3_score_function& score) {
   return has_run ? AddedToScore::kRun : AddedToScore::kClampedRun;
 }
 
-std::string text_of(const char* type, std::span<const ConfigField> fields) {
-  std::string text = concat(type, "{");
-  for (const auto& [name, its_type, value] : fields) {
-    text += concat(".", name, " = ", its_type, "(", value, "), ");
-  }
-  return text + "}";
-}
-
-ProgramKey key_of(const char* kernel, std::span<const ConfigField> fields,
-                  const fa3_score_function& score) {
-  ProgramKey key;
-  key.add(kernel);
-  for (const ConfigField& field : fields) key.add(field.value);
+ProgramKey& add_score(ProgramKey& key, const fa3_score_function& score) {
   key.add(score.text).add(score.slope).add(score.gradients);
   return key.add(score.may_hide != 0).add(score.num_tensors == 0);
 }

@@ -3,9 +3,8 @@
 // and what a kernel is given for it. An engine says which kernel calls them. Next: kernel_cache.h.
 #pragma once
 
-#include <span>
-
 #include "core/problem.h"
+#include "engine/cuda/jit/config_text.h"
 #include "engine/cuda/jit/nvrtc.h"
 #include "engine/cuda/jit/program_key.h"
 #include "engine/cuda/softmax/score_gradient_params.h"
@@ -45,19 +44,17 @@ inline bool keeps_scores_or_slopes(const fa3_score_function& score) {
   return score.slope != nullptr || gradients_name_score(score);
 }
 
-// A field of a kernel's config that rows of an engine's tables of such kernels differ in.
-struct ConfigField {
-  const char* name;
-  const char* type;
-  int value;
-};
+// Adds what programs follow from the score function, except what an engine learns from captured
+// tensors.
+ProgramKey& add_score(ProgramKey& key, const fa3_score_function& score);
 
-// The config as a constant of the program. type: its own.
-std::string text_of(const char* type, std::span<const ConfigField> fields);
-
-// What programs of a kernel follow from, but for what an engine finds out of captured tensors.
-ProgramKey key_of(const char* kernel, std::span<const ConfigField> fields,
-                  const fa3_score_function& score);
+template <Config T>
+ProgramKey key_of(const char* kernel, const T& config, const fa3_score_function& score) {
+  ProgramKey key;
+  key.add(kernel);
+  for_each_number(config, [&](int64_t number) { key.add(number); });
+  return add_score(key, score);
+}
 
 // Which tensor load_of_key() or load_of_score() may load ahead from, for a kernel that does: if the
 // text has it once, for registers do not last for more. Empty: none.

@@ -3,50 +3,17 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <utility>
 
 #include "core/error.h"
 #include "engine/cuda/softmax/added_lines.h"
 #include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/config/config_text.h"
 #include "engine/hopper/config/key_term.h"
 #include "engine/hopper/forward_params.h"
 
 namespace fa3::hopper {
 namespace {
-
-// What rows of score_table.h and kDecodeTable differ in.
-std::array<cuda::ConfigField, 14> fields_of(const ForwardConfig& c) {
-  return {{{"element", "Element", int(c.element)},
-           {"head_dim", "int", c.head_dim},
-           {"head_dim_v", "int", c.head_dim_v},
-           {"block_m", "int", c.block_m},
-           {"block_n", "int", c.block_n},
-           {"q_stages", "int", c.q_stages},
-           {"kv_stages", "int", c.kv_stages},
-           {"ping_pong", "bool", c.ping_pong},
-           {"ctas_per_sm", "int", c.ctas_per_sm},
-           {"quantized_stages", "int", c.quantized_stages},
-           {"may_split", "bool", c.may_split},
-           {"guarded", "bool", c.guarded},
-           {"block_mask", "bool", c.block_mask},
-           {"variant", "Variant", int(c.variant)}}};
-}
-
-// No kernel with a score function has dropout.
-std::array<cuda::ConfigField, 11> fields_of(const BackwardConfig& c) {
-  return {{{"element", "Element", int(c.element)},
-           {"head_dim", "int", c.head_dim},
-           {"head_dim_v", "int", c.head_dim_v},
-           {"block_m", "int", c.block_m},
-           {"block_n", "int", c.block_n},
-           {"stages", "int", c.stages},
-           {"ds_stages", "int", c.ds_stages},
-           {"helpers", "bool", c.helpers},
-           {"variant", "Variant", int(c.variant)},
-           {"splits_steps", "bool", c.splits_steps},
-           {"block_mask", "bool", c.block_mask}}};
-}
 
 const char* scheduler_of(const ForwardConfig& c) {
   if (c.block_mask) return "listed_tiles.cuh";
@@ -78,14 +45,13 @@ constexpr const char* kPlaceOfListedStep =
 cuda::Program decode_program(const fa3_score_function& score, const ForwardConfig& c) {
   return cuda::forward_program(
       score,
-      kernel_of(
-          "#include \"engine/hopper/decode/decode_kernel.cuh\"\n",
-          concat("constexpr ForwardConfig kConfig = ", cuda::text_of("ForwardConfig", fields_of(c)),
-                 ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
-                 " && sizeof(DecodeSmem<kConfig>) <= "
-                 "smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));\n"
-                 "template __global__ void decode_kernel<kConfig>("
-                 "const __grid_constant__ ForwardParams);\n")));
+      kernel_of("#include \"engine/hopper/decode/decode_kernel.cuh\"\n",
+                concat("constexpr ForwardConfig kConfig = ", cuda::text_of(c),
+                       ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
+                       " && sizeof(DecodeSmem<kConfig>) <= "
+                       "smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));\n"
+                       "template __global__ void decode_kernel<kConfig>("
+                       "const __grid_constant__ ForwardParams);\n")));
 }
 
 // Tiles of a captured tensor, lines of a tile's rows, or terms of keys take shared memory from Q
@@ -177,13 +143,6 @@ AheadOfScores ahead_of_scores(const fa3_score_function& score, ForwardConfig c, 
   return {c, pairs};
 }
 
-template <class Config>
-cuda::ProgramKey key_of(const char* kernel, const fa3_score_function& score, const Config& config,
-                        int captured) {
-  cuda::ProgramKey key = cuda::key_of(kernel, fields_of(config), score);
-  return key.add(captured);
-}
-
 }  // namespace
 
 bool takes_captured_tile(const ForwardConfig& c) {
@@ -202,17 +161,16 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
   const auto [c, definitions] = ahead_of_scores(score, config, captured);
   return cuda::forward_program(
       score,
-      kernel_of(
-          concat(definitions, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
-                 "#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
-                 "#include \"engine/hopper/forward/producer/",
-                 loader_of(c), "\"\n#include \"engine/hopper/forward/producer/schedule/",
-                 scheduler_of(c), "\"\n"),
-          concat("constexpr ForwardConfig kConfig = ", cuda::text_of("ForwardConfig", fields_of(c)),
-                 ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
-                 " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
-                 "template __global__ void forward_kernel<kConfig>("
-                 "const __grid_constant__ ForwardParams);\n")));
+      kernel_of(concat(definitions, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
+                       "#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
+                       "#include \"engine/hopper/forward/producer/",
+                       loader_of(c), "\"\n#include \"engine/hopper/forward/producer/schedule/",
+                       scheduler_of(c), "\"\n"),
+                concat("constexpr ForwardConfig kConfig = ", cuda::text_of(c),
+                       ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
+                       " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
+                       "template __global__ void forward_kernel<kConfig>("
+                       "const __grid_constant__ ForwardParams);\n")));
 }
 
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c,
@@ -222,8 +180,7 @@ cuda::Program score_program(const fa3_score_function& score, const BackwardConfi
       kernel_of(definition_of_tile(captured) +
                     (find_stored_gradient(score) != kNoTile ? "#define FA3_SCORE_STORES\n" : "") +
                     "#include \"engine/hopper/backward/backward_kernel.cuh\"\n",
-                concat("constexpr BackwardConfig kConfig = ",
-                       cuda::text_of("BackwardConfig", fields_of(c)), ";\n",
+                concat("constexpr BackwardConfig kConfig = ", cuda::text_of(c), ";\n",
                        c.block_mask ? kPlaceOfListedStep : "",
                        "static_assert(sizeof(BackwardParams) == ", sizeof(ScoredBackwardParams),
                        " && backward_smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
@@ -233,13 +190,15 @@ cuda::Program score_program(const fa3_score_function& score, const BackwardConfi
 
 cuda::ProgramKey score_key(const fa3_score_function& score, const ForwardConfig& config,
                            int captured) {
-  return key_of("hopper forward", score, config, captured).add(is_tile_read_once(score, captured));
+  return cuda::key_of("hopper forward", config, score)
+      .add(captured)
+      .add(is_tile_read_once(score, captured));
 }
 
 cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,
                            int captured) {
   const bool stores = find_stored_gradient(score) != kNoTile;
-  return key_of("hopper backward", score, config, captured).add(stores);
+  return cuda::key_of("hopper backward", config, score).add(captured).add(stores);
 }
 
 }  // namespace fa3::hopper

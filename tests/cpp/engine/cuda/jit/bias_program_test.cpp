@@ -4,6 +4,7 @@
 
 #include "engine/cuda/jit/fixture.h"
 #include "engine/cuda/jit/kernel_cache.h"
+#include "engine/hopper/config/config_text.h"
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/launch/score_program.h"
 #include "engine/hopper/tables/backward_table.h"
@@ -25,8 +26,10 @@ TEST_F(ScoreProgram, LoadsAheadFromTheOnlyTensorOfKeys) {
   EXPECT_EQ(twice.text.find("FA3_SCORE_PAIRS"), std::string::npos);
   auto hides = function_of(kOnce);
   hides.may_hide = 1;
-  EXPECT_NE(once.text.find(".guarded = bool(1)"), std::string::npos);
-  EXPECT_EQ(hopper::score_program(hides, c).text.find(".guarded = bool(1)"), std::string::npos);
+  hopper::ForwardConfig unguarded = c;
+  unguarded.guarded = false;
+  EXPECT_NE(once.text.find(cuda::text_of(c)), std::string::npos);
+  EXPECT_NE(hopper::score_program(hides, c).text.find(cuda::text_of(unguarded)), std::string::npos);
   std::string code;
   for (const auto* program : {&once, &twice}) {
     const Status status = cuda::find_code(*program, nullptr, &code);

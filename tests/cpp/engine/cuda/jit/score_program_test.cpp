@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "engine/ampere/config/config_text.h"
 #include "engine/ampere/launch/score_program.h"
 #include "engine/ampere/tables/forward_table.h"
 #include "engine/ampere/tables/mask_backward_table.h"
 #include "engine/cuda/jit/fixture.h"
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/cuda/jit/score_program.h"
+#include "engine/hopper/config/config_text.h"
 #include "engine/hopper/launch/score_program.h"
 #include "engine/hopper/tables/backward_table.h"
 #include "engine/hopper/tables/decode_table.h"
@@ -20,6 +22,40 @@ namespace fa3 {
 namespace {
 
 namespace files = std::filesystem;
+
+// Number n of a config and of the structs in it is another one.
+template <class T>
+void change_number(const T& value, int& n) {
+  if constexpr (cuda::Config<T>) {
+    std::apply([&](const auto&... field) { (change_number(field, n), ...); }, fields_of(value));
+  } else if (n-- == 0) {
+    const_cast<T&>(value) = T(!bool(value));
+  }
+}
+
+template <class T>
+void expect_that_every_field_tells(const T& plain) {
+  const fa3_score_function score = function_of("return score;");
+  const auto key = [&](const T& config) { return cuda::key_of("", config, score).bytes(); };
+  int numbers = 0;
+  cuda::for_each_number(plain, [&](int64_t) { ++numbers; });
+  for (int number = 0; number < numbers; ++number) {
+    T other = plain;
+    int n = number;
+    change_number(other, n);
+    EXPECT_NE(cuda::text_of(other), cuda::text_of(plain)) << number;
+    EXPECT_NE(key(other), key(plain)) << number;
+  }
+}
+
+TEST(ConfigText, tells_configs_apart_by_every_field) {
+  expect_that_every_field_tells(hopper::ForwardConfig{});
+  expect_that_every_field_tells(hopper::BackwardConfig{});
+  expect_that_every_field_tells(ampere::ForwardConfig{});
+  expect_that_every_field_tells(ampere::BackwardConfig{});
+  EXPECT_EQ(cuda::text_of(ampere::ForwardConfig{}),
+            "{Element(1), 0, 0, 0, 0, 2, 4, 1, 0, false, false, false}");
+}
 
 TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
   FA3_SKIP_WITHOUT_NVRTC();
