@@ -88,6 +88,11 @@ std::string words(const ampere::BackwardPlan& plan) {
                 " grids", plan.grids.preprocess, ",", plan.grids.main, ",", plan.grids.postprocess);
 }
 
+std::string words(const hopper::E4m3Plan& plan) {
+  return concat(words(plan.forward), " | padded", plan.padded_keys, ",", plan.key_step, " late",
+                plan.order.late_ctas, ",", plan.order.first_heads, ",", plan.order.ctas);
+}
+
 template <class Decided>
 std::string words(const Plan& plan) {
   return concat(plan.kernel, ": ", words(plan.decided.load<Decided>()), " | ", plan.block_q, "x",
@@ -96,48 +101,37 @@ std::string words(const Plan& plan) {
                 plan.why);
 }
 
-std::string words_of_e4m3(const Plan& plan) {
-  const auto decided = plan.decided.load<hopper::E4m3Plan>();
-  return concat(plan.kernel, ": ", words(decided.forward), " | padded", decided.padded_keys, ",",
-                decided.key_step, " late", decided.order.late_ctas, ",", decided.order.first_heads,
-                ",", decided.order.ctas, " tasks", plan.num_tasks, " bytes", plan.workspace_bytes,
-                " | ", plan.why);
-}
-
-void print(const char* engine, int number, const Status& status, const std::string& words) {
-  std::printf("%d %s: %s\n", number, engine,
-              status.ok() ? words.c_str() : concat("refused: ", status.message()).c_str());
+template <class Decided, class Problem>
+void print(const Engine& engine, const char* pass, int number,
+           Status (*plan_pass)(const Problem&, Plan*), const Problem& problem) {
+  Plan plan;
+  const Status status = plan_pass(problem, &plan);
+  const std::string text =
+      !status.ok() ? concat("refused: ", status.message()) : words<Decided>(plan);
+  std::printf("%d %s%s: %s\n", number, engine.name, pass, text.c_str());
 }
 
 void print_choices(int number) {
   const test::RandomCall call{uint64_t(number)};
-  const BackwardProblem& p = call.problem();
+  const Engine &hopper = hopper::kHopperEngine, &ampere = ampere::kAmpereEngine;
   test::g_cuda.sms = call.sms();
   std::printf("%d %s\n", number, describe(call).c_str());
-  {
-    Plan plan;
-    const Status status = hopper::kHopperEngine.plan_forward(p, &plan);
-    print("hopper", number, status,
-          !status.ok()                    ? ""
-          : p.dtype == DType::float8_e4m3 ? words_of_e4m3(plan)
-                                          : words<hopper::ForwardPlan>(plan));
-    if (p.partial.on) std::printf("%d continues: %d\n", number, hopper::kHopperEngine.continues(p));
+  BackwardProblem problem = call.problem();
+  if (problem.partial.on) {
+    const bool continues = hopper.continues(problem);
+    std::printf("%d continues: %d\n", number, continues);
+    if (!continues) problem.partial = {};  // the result is merged afterwards (plan/merge_apart.h)
   }
-  {
-    Plan plan;
-    const Status status = hopper::kHopperEngine.plan_backward(p, &plan);
-    print("hopper backward", number, status, status.ok() ? words<hopper::BackwardPlan>(plan) : "");
+  const Problem& forward = problem;
+  if (problem.dtype == DType::float8_e4m3) {
+    print<hopper::E4m3Plan>(hopper, "", number, hopper.plan_forward, forward);
+  } else {
+    print<hopper::ForwardPlan>(hopper, "", number, hopper.plan_forward, forward);
   }
-  {
-    Plan plan;
-    const Status status = ampere::kAmpereEngine.plan_forward(p, &plan);
-    print("ampere", number, status, status.ok() ? words<ampere::ForwardPlan>(plan) : "");
-  }
-  {
-    Plan plan;
-    const Status status = ampere::kAmpereEngine.plan_backward(p, &plan);
-    print("ampere backward", number, status, status.ok() ? words<ampere::BackwardPlan>(plan) : "");
-  }
+  problem.partial = {};
+  print<ampere::ForwardPlan>(ampere, "", number, ampere.plan_forward, forward);
+  print<hopper::BackwardPlan>(hopper, " backward", number, hopper.plan_backward, problem);
+  print<ampere::BackwardPlan>(ampere, " backward", number, ampere.plan_backward, problem);
 }
 
 }  // namespace
