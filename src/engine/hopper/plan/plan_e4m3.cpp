@@ -158,6 +158,7 @@ void lay_out(E4m3Plan* plan) {
 
 Status check_e4m3(const Problem& p) {
   if (p.block_mask.on) return unsupported("block_mask: no kernel of float8_e4m3 takes one");
+  if (p.score != nullptr) return unsupported("a score function with queries of float8_e4m3");
   if (p.o.dtype != DType::float16 && p.o.dtype != DType::bfloat16) {
     return unsupported("an output of ", name_of(p.o.dtype), " from inputs of float8_e4m3");
   }

@@ -24,6 +24,8 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
     EXPECT_EQ(status.code(), StatusCode::unsupported) << reason;
     EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
   };
+  const fa3_score_function score{};
+  expect_refused("score function", [&](Problem& p) { p.score = &score; });
   expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
   const float mean = 0;
   const auto centred = [&](auto change) {
