@@ -54,8 +54,9 @@ HOPPER_ROOMS = {
     "backward/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "tutorial/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "tables/": "config/",
+    "kernels/": "config/ tile/",
     "instances/": "tables/ forward/ decode/ backward/ config/",
-    "plan/": "instances/ tables/ fp8/ forward_params.h scheduler/ config/ host/",
+    "plan/": "instances/ tables/ kernels/ fp8/ forward_params.h scheduler/ config/ host/",
     "launch/": "plan/ instances/ tables/ backward/ fp8/ combine/ "
     "forward_params.h scheduler/ config/ host/",
 }

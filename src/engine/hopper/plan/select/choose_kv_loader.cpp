@@ -34,7 +34,18 @@ bool describe_cp_async_rows(const TensorSpan& t, int64_t columns, CpAsyncRows* r
   return last <= INT32_MAX && unit * t.element_bytes <= UINT32_MAX && columns % kCopyColumns == 0;
 }
 
+bool describe_cp_async_rows(const ForwardCall& call, CpAsyncKeys* keys) {
+  const int64_t columns_v = std::max(call.head_dim_v, call.v.columns);  // of all launches
+  return describe_cp_async_rows(call.k, call.k.columns, &keys->k) &&
+         describe_cp_async_rows(call.v, columns_v, &keys->v);
+}
+
 }  // namespace
+
+bool has_cp_async_rows(const ForwardCall& call) {
+  CpAsyncKeys keys{};
+  return describe_cp_async_rows(call, &keys);
+}
 
 int kv_box_rows(const ForwardConfig& c, const ForwardCall& call) {
   if (c.is_decode()) return page_box_rows(call.places, false, decode_shape(c).stage_keys);
@@ -65,10 +76,7 @@ CpAsyncKeys cp_async_keys(const ForwardConfig& c, const ForwardCall& call) {
   const bool is_faster = c.is_decode()
                              ? !fills_stages_by_tma(c, call)
                              : c.always_splits() || c.consumers() == 1 || has_small_boxes(c, call);
-  const int64_t columns_v = std::max(call.head_dim_v, call.v.columns);  // of all launches
-  keys.active = c.may_use_cp_async() && is_faster &&
-                describe_cp_async_rows(call.k, call.k.columns, &keys.k) &&
-                describe_cp_async_rows(call.v, columns_v, &keys.v);
+  keys.active = c.may_use_cp_async() && is_faster && describe_cp_async_rows(call, &keys);
   return keys;
 }
 

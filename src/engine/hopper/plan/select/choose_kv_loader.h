@@ -16,6 +16,9 @@ bool has_small_boxes(const ForwardConfig& config, const ForwardCall& call);
 // Whether TMA fills the stages of a decode kernel's warps, with few boxes each.
 bool fills_stages_by_tma(const ForwardConfig& config, const ForwardCall& call);
 
+// Whether strides of K and V are such that cp.async can follow them.
+bool has_cp_async_rows(const ForwardCall& call);
+
 // K and V as cp.async finds them; active: it loads them.
 CpAsyncKeys cp_async_keys(const ForwardConfig& config, const ForwardCall& call);
 

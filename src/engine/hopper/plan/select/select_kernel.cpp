@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/plan/select/select_kernel.h"
-#include "engine/hopper/config/consumer_tuning.h"
 
 #include <algorithm>
 
@@ -170,13 +169,6 @@ ForwardShape shape_of(const Problem& p) {
           .rows = may_be_many ? most_packed(p.group()).rows(p.lengths_q.max) : INT64_MAX,
           .single_rows = reads_single_rows(p.key_places, p.lengths_k),
           .any_rows = has_other_rows(p)};
-}
-
-bool copies_single_rows(const ForwardConfig& c) {
-  const auto is_wide = [&](int columns) {
-    return tile::TileLayout{1, columns, bytes_of(c.types().stored)}.row_bytes() % 128 == 0;
-  };
-  return c.is_decode() || (is_wide(c.head_dim) && is_wide(c.head_dim_v));
 }
 
 int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> table) {

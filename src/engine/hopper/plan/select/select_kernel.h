@@ -5,6 +5,7 @@
 
 #include <span>
 
+#include "engine/hopper/kernels/offers.h"
 #include "engine/hopper/plan/forward_plan.h"
 #include "engine/hopper/tables/forward_table.h"
 
@@ -40,9 +41,6 @@ int select_continued_kernel(const Problem& problem);
 // Whether kMaskTable has a row, and which one suits the number of tiles.
 bool has_mask_kernel(const Problem& problem);
 int select_mask_kernel(const Problem& problem, const ForwardCall& call, int num_sms);
-
-// Whether a kernel can read pages row by row: TMA writes to multiples of 128 bytes.
-bool copies_single_rows(const ForwardConfig& config);
 
 // The rows that may do a problem, and the problem's shape for them.
 std::span<const KernelInstance> table_of(const Problem& problem);

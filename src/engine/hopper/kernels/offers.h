@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a forward kernel offers and what it requires of a call, both computed from its config. Next:
+// plan/needs_of.h.
+#pragma once
+
+#include "engine/cuda/host/needs.h"
+#include "engine/hopper/config/consumer_tuning.h"
+
+namespace fa3::hopper {
+
+using cuda::Need, cuda::Needs;
+
+// Only calls with these are for the kernel. A score function is its row's affair.
+constexpr Needs requires_of(const ForwardConfig& c) {
+  Needs needs;
+  needs.set(Need::kE4m3, c.e4m3);
+  needs.set(Need::kQuantizedKeys, c.dequantizes());
+  needs.set(Need::kBlockMask, c.block_mask);
+  needs.set(Need::kDropout, c.dropout);
+  return needs;
+}
+
+// TMA writes rows to multiples of 128 bytes.
+constexpr bool copies_single_rows(const ForwardConfig& c) {
+  const int bytes = bytes_of(c.types().stored);
+  return c.is_decode() || (tile::TileLayout{1, c.head_dim, bytes}.row_bytes() % 128 == 0 &&
+                           tile::TileLayout{1, c.head_dim_v, bytes}.row_bytes() % 128 == 0);
+}
+
+// Masks and lengths.
+constexpr Needs offers_of_tiles(const ForwardConfig& c) {
+  using enum Need;
+  constexpr Needs kPlaces{kElsewhere, kIndexed, kLeftPadding};
+  constexpr Needs kLengths{kVarlenQueries, kVarlenKeys, kPackedKeys};
+  constexpr Needs kWindows{kMasked, kRightWindow, kLeftWindow};
+  switch (c.scheduler()) {
+    case SchedulerKind::kDense:
+      return {kMasked};
+    case SchedulerKind::kListed:
+      return c.general() ? kWindows | kLengths : kWindows;
+    case SchedulerKind::kStreamK:
+      return {kMasked, kRightWindow, kSink, kVarlenKeys, kElsewhere, kFindsTiles};
+    case SchedulerKind::kSplit:
+      return kWindows | kLengths | kPlaces | Needs{kChunks, kSink, kFindsTiles, kFixedSplits};
+    case SchedulerKind::kVarlen:
+      return kWindows | kLengths | kPlaces | Needs{kChunks, kSink};
+  }
+  return {};
+}
+
+constexpr Needs offers_of(const ForwardConfig& c) {
+  using enum Need;
+  Needs offers = requires_of(c) | offers_of_tiles(c);
+  offers.set(kSoftcap, c.capped());
+  offers.set(kSingleRows, copies_single_rows(c));
+  // What leaves or enters shared memory.
+  const bool stores_any_rows = consumer_tuning(c).stores_any_rows && !c.e4m3;
+  offers.set(kFloat32Out, stores_any_rows || c.continued);
+  offers.set(kRowsNot8, stores_any_rows && !c.continued);
+  offers.set(kRowsNot16, !c.e4m3 && !c.dequantizes());
+  offers.set(kNoCpAsync, !c.always_splits() || c.is_decode() || c.dequantizes());
+  if (!c.transposes_v) offers = offers | Needs{kValuesNotByTma, kTransposedValues, kNoKeys};
+  // Splits and batches.
+  const bool is_dense = c.scheduler() == SchedulerKind::kDense && !c.e4m3 && !c.continued;
+  offers.set(kManySplits, !is_dense && !c.is_decode());
+  offers.set(kAnySplits, !c.is_decode());
+  offers.set(kBatchInvariant, !c.always_splits());
+  offers.set(kFewRowsOfGroup);
+  if (!c.continued) return offers;
+  const Needs not_continued{kSink,        kSoftcap,    kElsewhere,      kIndexed,
+                            kLeftPadding, kSingleRows, kBatchInvariant, kFewRowsOfGroup};
+  return (offers - not_continued) | Needs{kPartial};
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/hopper/plan/needs_of.h"
+
+#include "engine/cuda/jit/score_program.h"
+#include "engine/hopper/host/captured_tile.h"
+#include "engine/hopper/host/tensor_map.h"
+#include "engine/hopper/plan/select/choose_kv_loader.h"
+
+namespace fa3::hopper {
+namespace {
+
+constexpr int64_t kFewRows = 64;
+
+Need kind_of(const fa3_score_function& score, int64_t queries, int64_t keys) {
+  using enum cuda::AddedToScore;
+  const cuda::AddedToScore added = cuda::added_to_score(score);
+  if (added == kLinear) return Need::kScoreLine;
+  if (added == kKeyTerm) return Need::kScoreKeyTerm;
+  if (score.num_tensors == 0) return Need::kScorePure;
+  if (added == kPiecewiseLinear) return Need::kScoreTwoLines;
+  if (added == kRun) return Need::kScoreRun;
+  if (added == kClampedRun) return Need::kScoreClampedRun;
+  return find_captured_tile(score, queries, keys) != kNoTile ? Need::kScoreTile : Need::kScoreOther;
+}
+
+}  // namespace
+
+Needs needs_of(const Problem& p, const ForwardCall& call) {
+  using enum Need;
+  const MaskRuleOf<int>& mask = call.mask;
+  const bool is_e4m3 = p.dtype == DType::float8_e4m3;
+  const auto are_multiples = [&](int64_t step) {
+    return p.head_dim % step == 0 && p.head_dim_v % step == 0;
+  };
+  Needs needs;
+  needs.set(kE4m3, is_e4m3);
+  needs.set(kQuantizedKeys, !is_e4m3 && p.has_float8());
+  needs.set(kBlockMask, p.block_mask.on);
+  needs.set(kDropout, p.dropout.on());
+  needs.set(kPartial, p.partial.on);
+  needs.set(kSoftcap, p.softcap != 0.0f);
+  needs.set(kSink, p.has_sink);
+  needs.set(kMasked, !mask.hides_nothing());
+  needs.set(kLeftWindow, mask.left != mask.kUnbounded);
+  needs.set(kRightWindow, mask.right != mask.kUnbounded && mask.right != 0);
+  needs.set(kChunks, mask.chunk != mask.kNoChunks);
+  needs.set(kVarlenQueries, p.lengths_q.varlen);
+  needs.set(kVarlenKeys, p.lengths_k.varlen);
+  needs.set(kPackedKeys, p.lengths_k.in_one_tensor);
+  needs.set(kElsewhere, p.key_places.elsewhere);
+  needs.set(kIndexed,
+            p.key_places.indexed || (p.key_places.elsewhere && p.key_places.entries < p.batch));
+  needs.set(kLeftPadding, p.lengths_k.padded_left);
+  needs.set(kSingleRows, reads_single_rows(p.key_places, p.lengths_k));
+  needs.set(kFloat32Out, p.o.dtype == DType::float32);
+  needs.set(kRowsNot8, !are_multiples(8));
+  needs.set(kRowsNot16, !are_multiples(16));
+  needs.set(kManySplits, p.num_splits > 1);
+  needs.set(kAnySplits, p.num_splits != 0);
+  needs.set(kBatchInvariant, p.batch_invariant);
+  needs.set(kFewRowsOfGroup, p.lengths_q.max * p.group() <= kFewRows);
+  needs.set(kNoCpAsync, !has_cp_async_rows(call));
+  if (is_e4m3) {
+    needs.set(kTransposedValues, p.v_transposed.on && call.has_keys);
+    needs.set(kValuesNotByTma, tensor_map_obstacle(call.v) != nullptr);
+    needs.set(kNoKeys, !call.has_keys);
+  }
+  if (p.score != nullptr) {
+    needs.set(kScoreFunction);
+    needs.set(kind_of(*p.score, p.lengths_q.max, p.lengths_k.max));
+  }
+  return needs;
+}
+
+}  // namespace fa3::hopper
