@@ -96,7 +96,7 @@ TEST(Needs, are_what_decides_whether_a_kernel_serves_a_call) {
   const std::vector<Offer> offers = offers_of_tables();
   for (int number = 0; number < kProblems; ++number) {
     const test::RandomCall call{uint64_t(number)};
-    test::g_cuda = {.sms = call.sms()};
+    test::g_cuda = {};
     Problem p = call.problem();
     if (p.partial.on && !kHopperEngine.continues(p)) p.partial = {};
     const auto [status, c, tiling] = plan(p);

@@ -12,7 +12,6 @@
 #include "engine/ampere/plan/forward_plan.h"
 #include "engine/choices/random_call.h"
 #include "engine/hopper/engine.h"
-#include "engine/hopper/launch/counting_runtime.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 
@@ -114,7 +113,6 @@ void print(const Engine& engine, const char* pass, int number,
 void print_choices(int number) {
   const test::RandomCall call{uint64_t(number)};
   const Engine &hopper = hopper::kHopperEngine, &ampere = ampere::kAmpereEngine;
-  test::g_cuda.sms = call.sms();
   std::printf("%d %s\n", number, describe(call).c_str());
   BackwardProblem problem = call.problem();
   if (problem.partial.on) {

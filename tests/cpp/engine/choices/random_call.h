@@ -19,13 +19,11 @@ class RandomCall {
 
   // The forward's part is a problem of its own.
   const BackwardProblem& problem() const { return problem_; }
-  int sms() const { return sms_; }  // of the GPU
 
  private:
   struct Generator;
 
   BackwardProblem problem_;
-  int sms_ = 132;
   fa3_score_function score_{};
   std::vector<fa3_captured_tensor> captured_;
 };
