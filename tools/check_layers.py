@@ -55,7 +55,7 @@ HOPPER_ROOMS = {
     "tutorial/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "tables/": "config/",
     "kernels/": "config/ tile/",
-    "instances/": "tables/ forward/ decode/ backward/ config/",
+    "instances/": "tables/ kernels/ forward/ decode/ backward/ config/",
     "plan/": "instances/ tables/ kernels/ fp8/ forward_params.h scheduler/ config/ host/",
     "launch/": "plan/ instances/ tables/ backward/ fp8/ combine/ "
     "forward_params.h scheduler/ config/ host/",

@@ -10,11 +10,13 @@
 #include "cuda/plain_launch.h"
 #include "engine/cuda/host/device.h"
 #include "engine/hopper/host/tensor_map.h"
+#include "engine/hopper/kernels/offers.h"
 #include "engine/hopper/launch/launch_e4m3.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/plan_forward.h"
 #include "engine/hopper/plan/select/choose_split.h"
+#include "engine/hopper/plan/select/select.h"
 #include "engine/hopper/tables/cache_table.h"
 #include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/dropout_table.h"
@@ -126,8 +128,11 @@ Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}, int sms
                                  : "",
                 form.name);
   const auto launch = [kernel, sms](const Problem& problem, Placement& placement) {
-    const hopper::E4m3Plan plan =
-        hopper::plan_e4m3_launch(kernel, problem, hopper::call_of(problem), sms);
+    const hopper::ForwardCall call = hopper::call_of(problem);
+    const hopper::Request request = hopper::request_of(problem, call, sms);
+    const hopper::PackGqa pack = hopper::pack_of_whole_tiles(kernel.config, request);
+    const hopper::E4m3Plan plan = hopper::plan_e4m3_launch(
+        kernel, request, hopper::whole_tiles(kernel.config, call, pack, sms));
     return hopper::launch_e4m3(plan, placement.workspace(static_cast<size_t>(plan.workspace_bytes)),
                                nullptr);
   };
@@ -332,6 +337,12 @@ std::vector<Subject> subjects_of(const SubjectRow& row, Element element) {
   return subjects;
 }
 
+// Whether a kernel that transposes V itself does a call.
+bool transposes(const Problem& problem, const hopper::ForwardCall& call) {
+  const hopper::ForwardConfig rows_of_v{.e4m3 = true, .transposes_v = true};
+  return hopper::offers_of(rows_of_v).covers(hopper::needs_of(problem, call));
+}
+
 bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
   if (subject.cache && c.k.packed()) return false;
   if (subject.only_ordinary_scores && c.amount != 0) return false;
@@ -348,7 +359,7 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
     const hopper::ForwardCall call = hopper::call_of(problem);
     return known && hopper::check_e4m3(problem).ok() &&
            hopper::check_e4m3_layouts(problem, call).ok() &&
-           (!subject.transposes_v || hopper::can_transpose_in_kernel(problem, call));
+           (!subject.transposes_v || transposes(problem, call));
   }
   if (subject.quantized_cache) {
     const hopper::ForwardCall call = hopper::call_of(problem);
@@ -362,7 +373,8 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
     const hopper::ForwardCall call = hopper::call_of(problem);
     const hopper::Tiling one_range{
         hopper::most_packed(call.heads_per_kv_head, true), kStreamK, {.ctas = 1}};
-    if (!hopper::always_splits(config, problem, call, one_range)) return false;
+    const hopper::Request request = hopper::request_of(problem, call, num_sms());
+    if (!hopper::can_decode(config, request, one_range)) return false;
     if (config.is_single_sequence() && call.sequences != 1) return false;
   }
   const Variant needed = hopper::variant_of(problem);

@@ -10,7 +10,6 @@
 #include "engine/hopper/launch/run_forward.h"
 #include "engine/hopper/plan/backward/plan_backward.h"
 #include "engine/hopper/plan/plan_forward.h"
-#include "engine/hopper/plan/select/select_kernel.h"
 
 namespace fa3::hopper {
 
@@ -37,8 +36,7 @@ const Engine kHopperEngine = {
       return cuda::plan_quantize(problem, plan);
     },
     .run_quantize = cuda::run_quantize,
-    .continues =
-        [](const Problem& problem) { return select_continued_kernel(problem) != kNoKernel; },
+    .continues = continues,
     .has_score_functions = true,
     .make_forward_lists = make_forward_lists,
     .make_backward_lists = make_backward_lists,

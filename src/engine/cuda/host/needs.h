@@ -62,6 +62,7 @@ class Needs {
   }
   static constexpr Needs all() { return of_bits((uint64_t{1} << kNumNeeds) - 1); }
 
+  friend constexpr bool operator==(Needs, Needs) = default;
   constexpr bool has(Need need) const { return (bits_ & bit(need)) != 0; }
   constexpr bool covers(Needs other) const { return (other - *this).empty(); }
   constexpr bool empty() const { return bits_ == 0; }

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a forward kernel offers and what it requires of a call, both computed from its config. Next:
-// plan/needs_of.h.
+// plan/request.h.
 #pragma once
 
 #include "engine/cuda/host/needs.h"
 #include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/kernels/row.h"
 
 namespace fa3::hopper {
 
-using cuda::Need, cuda::Needs;
-
-// Only calls with these are for the kernel. A score function is its row's affair.
+// Only calls with these are for the kernel.
 constexpr Needs requires_of(const ForwardConfig& c) {
   Needs needs;
   needs.set(Need::kE4m3, c.e4m3);
@@ -70,6 +69,21 @@ constexpr Needs offers_of(const ForwardConfig& c) {
   const Needs not_continued{kSink,        kSoftcap,    kElsewhere,      kIndexed,
                             kLeftPadding, kSingleRows, kBatchInvariant, kFewRowsOfGroup};
   return (offers - not_continued) | Needs{kPartial};
+}
+
+// A kernel with a score function has none over float8 keys or in places of their own, but for
+// decode kernels.
+constexpr Needs offers_of(const Row& row) {
+  if (row.built) return offers_of(row.kernel);
+  using enum Need;
+  const Needs not_scored{kQuantizedKeys, kElsewhere, kIndexed, kLeftPadding, kSingleRows};
+  const Needs offers = offers_of(row.kernel);
+  return (row.kernel.is_decode() ? offers : offers - not_scored) | row.score_kinds;
+}
+constexpr Needs requires_of(const Row& row) {
+  Needs needs = requires_of(row.kernel);
+  needs.set(Need::kScoreFunction, !row.built);
+  return needs;
 }
 
 }  // namespace fa3::hopper

@@ -7,41 +7,15 @@
 #include "core/error.h"
 #include "core/macros.h"
 #include "core/workspace.h"
-#include "engine/cuda/host/device.h"
-#include "engine/cuda/host/free_sms.h"
 #include "engine/hopper/fp8/prepare_e4m3.h"
-#include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/plan/count_tiles.h"
-#include "engine/hopper/plan/select/choose_split.h"
-#include "engine/hopper/tables/e4m3_table.h"
+#include "engine/hopper/plan/select/serving.h"
 
 namespace fa3::hopper {
 namespace {
 
 constexpr int64_t kHeadDimStep = 16;  // TMA moves 16 bytes at least
 constexpr int64_t kMaxGrid = 65535;   // heads, and batches, of the kernels that prepare
-
-ForwardShape e4m3_shape_of(const Problem& p) {
-  return {.head_dim = p.head_dim,
-          .head_dim_v = p.head_dim_v,
-          .keys = p.lengths_k.max,
-          .single_rows = reads_single_rows(p.key_places, p.lengths_k)};
-}
-
-// Keys are never split, however many splits are asked for.
-Variant e4m3_variant_of(Problem p) {
-  p.num_splits = 1;
-  return variant_of(p) == Variant::kDense ? Variant::kDense : Variant::kCapped;
-}
-
-// Heads that share a tile must share their scales.
-PackGqa choose_e4m3_pack(const ForwardConfig& c, const Problem& p, const ForwardCall& call) {
-  const Descales<const float>& q = p.q_quantization.descale;
-  const bool shared =
-      q.data == nullptr || q.head_stride == 0 || q.heads_per_scale % call.heads_per_kv_head == 0;
-  return shared ? choose_pack(c, call) : PackGqa{};
-}
 
 TensorSpan transposed_span(const TensorSpan& v, int64_t sequences, int64_t keys) {
   return {.batches = sequences,
@@ -78,23 +52,6 @@ bool takes_v_transposed(const Problem& p, const ForwardCall& call) {
 int padded_keys(const ForwardConfig& c, int keys, int step) {
   const int blocks = c.general() ? keys / step + 1 : std::max(1, (keys + step - 1) / step);
   return blocks * step;
-}
-
-// Query rows that see a key, on average.
-int64_t rows_of_key(const ForwardCall& call) {
-  const int64_t queries = call.seqlen_q, keys = call.seqlen_k;
-  const int64_t seen = call.mask.hides_nothing() ? queries * keys
-                       : queries < keys          ? queries * keys - queries * queries / 2
-                                                 : keys * keys / 2;
-  return seen / keys * call.heads_per_kv_head;
-}
-
-// A kernel that transposes V itself does it again for each tile of rows, 4 to 25% of a tile's time,
-// and nothing goes before its tiles but scales: so it is for keys that few rows see. Up to 128
-// columns tiles without a mask leave SMs idle for long enough. Measured: docs/lab/fp8.md.
-bool transposes_itself_faster(const ForwardConfig& c, const ForwardCall& call) {
-  constexpr int64_t kMostRows = 512;
-  return rows_of_key(call) <= kMostRows && (c.head_dim_v > 128 || !call.mask.hides_nothing());
 }
 
 // On how many SMs a CTA goes on ahead of the tiles: enough to stay ahead, and no more, for the
@@ -170,7 +127,8 @@ Status check_e4m3(const Problem& p) {
     return unsupported("head dims of float8_e4m3 must be multiples of 16, got ", p.head_dim,
                        " and ", p.head_dim_v);
   }
-  if (select_e4m3_kernel(e4m3_shape_of(p), e4m3_variant_of(p)) == kNoKernel) {
+  const ForwardCall call = call_of(p);
+  if (!is_served(request_of(p, call, 0))) {
     return unsupported("no float8_e4m3 kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
                        "; the largest have 256");
   }
@@ -199,32 +157,9 @@ Status check_e4m3_layouts(const Problem& p, const ForwardCall& a) {
   return {};
 }
 
-bool can_transpose_in_kernel(const Problem& p, const ForwardCall& call) {
-  return e4m3_variant_of(p) == Variant::kDense && call.has_keys && !takes_v_transposed(p, call) &&
-         tensor_map_obstacle(call.v) == nullptr;
-}
-
-int choose_e4m3_kernel(const Problem& p, const ForwardCall& call) {
-  const int row = select_e4m3_kernel(e4m3_shape_of(p), e4m3_variant_of(p));
-  if (row == kNoKernel || !can_transpose_in_kernel(p, call)) return row;
-  const ForwardConfig& c = kE4m3Table[size_t(row)].config;
-  if (!transposes_itself_faster(c, call)) return row;
-  const auto transposes_as_wide = [&](const KernelInstance& other) {
-    return other.config.transposes_v && other.config.head_dim == c.head_dim &&
-           other.config.head_dim_v == c.head_dim_v && p.lengths_k.max <= other.max_keys;
-  };
-  const auto found = std::ranges::find_if(kE4m3Table, transposes_as_wide);
-  return found == kE4m3Table.end() ? row : int(found - kE4m3Table.begin());
-}
-
-int select_e4m3_kernel(const ForwardShape& shape, Variant variant) {
-  return select_kernel(shape, kE4m3Table, variant);
-}
-
-E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
-                          const ForwardCall& call, int num_sms) {
+E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Request& request, Tiling tiling) {
   const ForwardConfig& c = kernel.config;
-  Tiling tiling = whole_tiles(c, call, choose_e4m3_pack(c, problem, call), num_sms);
+  const auto& [problem, call, needs, sizes, num_sms] = request;
   E4m3Plan plan{.forward = plan_launch(kernel, call, tiling, num_sms),
                 .v = call.v,
                 .v_is_transposed = takes_v_transposed(problem, call),
@@ -255,41 +190,11 @@ E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
   return plan;
 }
 
-Status plan_e4m3(const Problem& problem, Plan* plan) {
-  FA3_TRY(check_e4m3(problem));
-  FA3_TRY(cuda::check_device(problem.device_index, kCapability));
-  const ForwardCall call = call_of(problem);
-  FA3_TRY(check_e4m3_layouts(problem, call));
-  int num_sms = 0;
-  FA3_TRY(count_free_sms(problem, &num_sms));
-  const int row = choose_e4m3_kernel(problem, call);
-  const ForwardKernel kernel = e4m3_kernel_at(row, element_of(problem.o.dtype));
-  const ForwardConfig& c = kernel.config;
-  const E4m3Plan decided = plan_e4m3_launch(kernel, problem, call, num_sms);
-  const PackGqa pack = decided.forward.tiling.pack;
-  const int64_t tiles = num_tiles(c, call, pack);
-  if (tiles > kMaxTiles) return unsupported("more than 2^30 query tiles");
-
-  plan->engine = "hopper";
-  plan->decided.store(decided);
-  plan->block_q = c.block_m;
-  plan->block_k = c.block_n;
-  plan->packed_heads = pack.heads();
-  plan->num_tasks = tiles;
-  plan->workspace_bytes = decided.workspace_bytes;
-  if (!plan->wants_words) return {};
-  plan->kernel = concat("forward float8_e4m3 d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x",
-                        c.block_n, mask_name(call.mask));
-  plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ",
-                     kE4m3Table[size_t(row)].why,
-                     decided.v_is_transposed          ? "; V is given transposed"
-                     : decided.transposes_in_kernel() ? ""
-                     : decided.order.goes_on_late()   ? "; a kernel transposes V ahead of the tiles"
-                                                      : "; a kernel transposes V beforehand");
-  if (pack.heads() > 1) {
-    plan->why += concat("; PackGQA: ", pack.heads(), " query heads share a tile");
-  }
-  return {};
+const char* words_of_values(const E4m3Plan& plan) {
+  if (plan.v_is_transposed) return "; V is given transposed";
+  if (plan.transposes_in_kernel()) return "";
+  return plan.order.goes_on_late() ? "; a kernel transposes V ahead of the tiles"
+                                   : "; a kernel transposes V beforehand";
 }
 
 }  // namespace fa3::hopper

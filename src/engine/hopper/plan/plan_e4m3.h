@@ -2,9 +2,9 @@
 // plan_forward.h for e4m3 queries, keys and values.
 #pragma once
 
-#include "core/plan.h"
 #include "engine/hopper/fp8/transpose_order.h"
-#include "engine/hopper/plan/select/select_kernel.h"
+#include "engine/hopper/plan/forward_plan.h"
+#include "engine/hopper/plan/request.h"
 
 namespace fa3::hopper {
 
@@ -35,19 +35,10 @@ Status check_e4m3(const Problem& problem);
 // Refuses addresses and strides that the kernels cannot load.
 Status check_e4m3_layouts(const Problem& problem, const ForwardCall& call);
 
-// The row of kE4m3Table for a shape and for what its kernel must know, or kNoKernel.
-int select_e4m3_kernel(const ForwardShape& shape, Variant variant);
+// The plan of a call for a kernel and a tiling that it can do.
+E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Request& request, Tiling tiling);
 
-// Whether a kernel that transposes V itself can do a call.
-bool can_transpose_in_kernel(const Problem& problem, const ForwardCall& call);
-
-// The row for a call: of a kernel that transposes V itself, where that is faster.
-int choose_e4m3_kernel(const Problem& problem, const ForwardCall& call);
-
-// The plan of a call for a kernel that can do it, on this many SMs.
-E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
-                          const ForwardCall& call, int num_sms);
-
-Status plan_e4m3(const Problem& problem, Plan* plan);
+// A part of a plan's reasons: who transposes V, and when.
+const char* words_of_values(const E4m3Plan& plan);
 
 }  // namespace fa3::hopper

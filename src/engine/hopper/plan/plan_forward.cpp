@@ -12,77 +12,15 @@
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
+#include "engine/hopper/plan/select/check_score.h"
 #include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/plan/select/choose_together.h"
-#include "engine/hopper/plan/select/select_decode.h"
-#include "engine/hopper/plan/select/select_kernel.h"
-#include "engine/hopper/plan/select/select_score.h"
-#include "engine/hopper/tables/cache_table.h"
-#include "engine/hopper/tables/continued_table.h"
-#include "engine/hopper/tables/decode_table.h"
-#include "engine/hopper/tables/dropout_table.h"
-#include "engine/hopper/tables/mask_table.h"
-#include "engine/hopper/tables/stream_k_table.h"
+#include "engine/hopper/plan/select/select.h"
 
 namespace fa3::hopper {
 namespace {
 
 constexpr int64_t kFloat8Step = 16;  // head dims: TMA moves 16 bytes at least
-
-// A kernel, the row of a table that it comes from, and what its tiles are.
-struct Selection {
-  const KernelInstance& instance;
-  ForwardKernel kernel;
-  Tiling tiling;
-};
-
-Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
-  const Element element = element_of(p.dtype);
-  if (p.score != nullptr) {
-    if (const auto [row, variant, tiling] = select_score_decode(p, call, num_sms);
-        row != kNoKernel) {
-      const ForwardConfig config = kDecodeTable[size_t(row)].config.with(element, variant);
-      const int smem_bytes = smem_bytes_of_each(decode_shape(config).ctas_per_sm);
-      return {kDecodeTable[size_t(row)], {config, nullptr, smem_bytes}, tiling};
-    }
-    const KernelInstance& instance = *select_score_kernel(p);
-    const Variant variant = p.block_mask.on ? variant_of_lists(p) : variant_of(p);
-    const ForwardConfig config = instance.config.with(element, variant);
-    return {instance,
-            {config, nullptr, smem_bytes_of_each(config.ctas_per_sm)},
-            whole_tiles(config, call, PackGqa{}, num_sms)};
-  }
-  if (p.dropout.on()) {
-    const int row = select_dropout_kernel(p);
-    const KernelInstance& instance = kDropoutTable[size_t(row)];
-    return {instance, dropout_kernel_at(row, element),
-            whole_tiles(instance.config, call, PackGqa{}, num_sms)};
-  }
-  if (p.block_mask.on) {
-    const int row = select_mask_kernel(p, call, num_sms);
-    const KernelInstance& instance = kMaskTable[size_t(row)];
-    return {instance, mask_kernel_at(row, element, variant_of_lists(p)),
-            whole_tiles(instance.config, call, PackGqa{}, num_sms)};
-  }
-  if (const int row = select_continued_kernel(p); row != kNoKernel) {
-    const KernelInstance& instance = kContinuedTable[size_t(row)];
-    return {instance, continued_kernel_at(row, element),
-            whole_tiles(instance.config, call, PackGqa{}, num_sms)};
-  }
-  if (const auto [row, variant, tiling] = select_decode(p, call, num_sms); row != kNoKernel) {
-    return {kDecodeTable[size_t(row)], decode_kernel_at(row, element, variant), tiling};
-  }
-  const KernelChoice choice = select_kernel_and_split(p, call, num_sms);
-  if (const auto [row, tiling] = select_stream_k(p, call, choice, num_sms); row != kNoKernel) {
-    return {kStreamKTable[size_t(row)], stream_k_kernel_at(row, element), tiling};
-  }
-  const KernelInstance& instance = table_of(p)[size_t(choice.row)];
-  const bool needs_general = choice.tiling.finds_own_tiles() || instance.config.dequantizes();
-  const Variant least = needs_general ? Variant::kGeneral : Variant::kDense;
-  const Variant variant = std::max(variant_of(p), least);
-  const auto kernel_at = p.has_float8() ? cache_kernel_at : forward_kernel_at;
-  return {instance, kernel_at(choice.row, element, variant), choice.tiling};
-}
 
 // Lists and lengths of sequences have orders of their own.
 TilesTogether together_in(const Problem& p, const ForwardCall& call) {
@@ -103,7 +41,7 @@ Status check_layouts(const ForwardCall& a) {
 
 // Kernels that walk lists know of nothing but what the lists have: the map, and the rule without
 // chunks.
-Status check_block_mask(const Problem& p) {
+Status check_block_mask(const Problem& p, bool is_served) {
   if (!p.block_mask.on) return {};
   if (narrow_mask(p).chunk != MaskRuleOf<int>::kNoChunks) {
     return unsupported("block_mask beside chunks; put these into the map and its bits");
@@ -119,7 +57,7 @@ Status check_block_mask(const Problem& p) {
     return unsupported("block_mask where O is float32 or head dims are no multiples of 8, got ",
                        p.head_dim, " and ", p.head_dim_v);
   }
-  if (!has_mask_kernel(p)) {
+  if (!is_served) {
     return unsupported("block_mask: no kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
                        "; the largest have 128");
   }
@@ -145,7 +83,8 @@ std::string split_words(const ForwardPlan& plan) {
                            split.in_pairs ? ", causal tiles in pairs of equal length" : "");
 }
 
-std::string reasons(const Problem& problem, const ForwardPlan& plan, const char* why_the_row) {
+std::string reasons(const Problem& problem, const ForwardPlan& plan,
+                    const std::string& why_the_row) {
   const ForwardConfig& c = plan.kernel.config;
   std::string why =
       concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why_the_row);
@@ -165,7 +104,7 @@ std::string reasons(const Problem& problem, const ForwardPlan& plan, const char*
   if (plan.call.block_lists != nullptr) why += kListsBefore;
   if (plan.combine == Combine::kLastCta) why += ", combined in the kernel";
   if (plan.combine == Combine::kOpener) why += ", combined by the CTA that opens a tile";
-  if (problem.batch_invariant) why += "; batch-invariant";
+  if (problem.batch_invariant && !c.e4m3) why += "; batch-invariant";
   if (plan.num_launches > 1) {
     why += concat("; V in ", plan.num_launches, " launches of ", kMaxColumnsV, " columns");
   }
@@ -203,6 +142,12 @@ void describe(const ForwardPlan& decided, int64_t tiles, Plan* plan) {
 
 }  // namespace
 
+bool continues(const Problem& p) {
+  if (!p.partial.on) return false;
+  const ForwardCall call = call_of(p);
+  return is_served(request_of(p, call, 0));
+}
+
 Status check_forward(const Problem& p) {
   if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
@@ -215,41 +160,55 @@ Status check_forward(const Problem& p) {
     return unsupported("head dims over ", name_of(p.kv_dtype), " must be multiples of ",
                        kFloat8Step, ", got ", p.head_dim, " and ", p.head_dim_v);
   }
-  FA3_TRY(check_block_mask(p));
-  if (p.dropout.on() && select_dropout_kernel(p) == kNoKernel) {
+  const ForwardCall call = call_of(p);
+  Request request = request_of(p, call, 0);
+  const bool is_served = hopper::is_served(request);
+  FA3_TRY(check_block_mask(p, is_served));
+  if (p.dropout.on() && !is_served) {
     return unsupported("no kernel with dropout for head dims ", p.head_dim, " and ", p.head_dim_v,
                        "; the largest have 256, and 128 where O is float32 or head dims are no "
                        "multiples of 8");
   }
-  if (select_kernel(shape_of(p), table_of(p)) == kNoKernel) {
+  request.needs = {};
+  if (!hopper::is_served(request)) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
   return check_row_numbers(p);
 }
 
 Status plan_forward(const Problem& problem, Plan* plan) {
-  if (problem.dtype == DType::float8_e4m3) return plan_e4m3(problem, plan);
-  FA3_TRY(check_forward(problem));
+  const bool is_e4m3 = problem.dtype == DType::float8_e4m3;
+  FA3_TRY(is_e4m3 ? check_e4m3(problem) : check_forward(problem));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   const ForwardCall call = call_of(problem);
-  FA3_TRY(check_layouts(call));
+  FA3_TRY(is_e4m3 ? check_e4m3_layouts(problem, call) : check_layouts(call));
   int num_sms = 0;
   FA3_TRY(count_free_sms(problem, &num_sms));
-  if (problem.score != nullptr) FA3_TRY(check_score(problem, call, num_sms));
-  const auto& [instance, kernel, tiling] = select(problem, call, num_sms);
+  const Request request = request_of(problem, call, num_sms);
+  const auto& [row, tiling] = select(request);
+  if (problem.score != nullptr) FA3_TRY(check_score(request, row));
+  const Element element = element_of(is_e4m3 ? problem.o.dtype : problem.dtype);
+  const ForwardKernel kernel = kernel_at(*row, element);
   const ForwardPlan decided =
       plan_launch(kernel, call, tiling, num_sms, together_in(problem, call));
   const ForwardConfig& c = kernel.config;
   const int64_t tiles = num_tiles(c, call, tiling.pack);
   FA3_TRY(check_counts(decided, tiles));
   describe(decided, tiles, plan);
+  const char* of_values = "";
+  if (is_e4m3) {
+    const E4m3Plan e4m3 = plan_e4m3_launch(kernel, request, tiling);
+    plan->decided.store(e4m3);
+    plan->workspace_bytes = e4m3.workspace_bytes;
+    of_values = words_of_values(e4m3);
+  }
   if (plan->wants_words) {
     plan->kernel =
         concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
                c.block_m, "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
                problem.partial.on ? " continued" : "", c.dropout ? " dropout" : "",
                problem.score ? " with a score function" : "");
-    plan->why = reasons(problem, decided, instance.why);
+    plan->why = reasons(problem, decided, concat(row->why, of_values));
   }
   return {};
 }

@@ -18,4 +18,7 @@ Status check_forward(const Problem& problem);
 
 Status plan_forward(const Problem& problem, Plan* plan);
 
+// Whether a kernel goes on from the problem's partial result.
+bool continues(const Problem& problem);
+
 }  // namespace fa3::hopper

@@ -2,7 +2,7 @@
 // The stream-K kernels for decoding, each for fp16 and bf16: the tiles of forward_table.h and
 // cache_table.h that are for few queries, or whose keys can be split, without what such a call
 // never needs (ForwardConfig::always_splits()): a small call waits for instructions.
-// select_kernel.cpp takes them where the call allows.
+// select.cpp takes them where the call allows.
 #pragma once
 
 #include <span>
@@ -38,18 +38,5 @@ inline constexpr std::array kStreamKTable{
     KernelInstance{stream_k_instance(kForwardTable, 256, 128)},
     KernelInstance{stream_k_instance(kForwardTable, 64, 128)},
 };
-
-// The row with the tiles of this configuration, or its number of rows.
-constexpr size_t stream_k_row(const ForwardConfig& c) {
-  size_t row = 0;
-  for (; row < kStreamKTable.size(); ++row) {
-    const ForwardConfig& d = kStreamKTable[row].config;
-    if (d.head_dim == c.head_dim && d.head_dim_v == c.head_dim_v && d.block_m == c.block_m &&
-        d.block_n == c.block_n && d.dequantizes() == c.dequantizes()) {
-      break;
-    }
-  }
-  return row;
-}
 
 }  // namespace fa3::hopper

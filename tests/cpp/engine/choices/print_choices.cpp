@@ -69,8 +69,7 @@ std::string words(const hopper::BackwardPlan& plan) {
                 " ", one_of(kernel.preprocess), one_of(kernel.main), one_of(kernel.postprocess),
                 one_of(kernel.main_deterministic), one_of(kernel.splits.main),
                 one_of(kernel.short_sequences), " | ", plan.short_sequences, " pack",
-                plan.short_pack.log2, " splits", plan.step_splits(), " wave", plan.last_wave.splits,
-                ",", plan.last_wave.heads, ",", plan.last_wave.first_key, " grids",
+                plan.short_pack.log2, " splits", plan.step_splits(), " grids",
                 plan.grids.short_sequences, ",", plan.grids.preprocess, ",", plan.grids.main, ",",
                 plan.grids.postprocess, ",", plan.grids.postprocess_dk, ",",
                 plan.grids.postprocess_dv, " bytes", plan.workspace.bytes);

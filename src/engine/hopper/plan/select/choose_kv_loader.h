@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How K and V reach shared memory: by TMA, in boxes of some rows, or by cp.async. Next:
-// select_kernel.h.
+// select.h.
 #pragma once
 
 #include "engine/hopper/plan/forward_plan.h"

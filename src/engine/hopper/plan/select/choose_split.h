@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tiles are: which query heads share one, whether its keys are split, and which scheduler has
-// it. Next: select_kernel.cpp, which chooses the kernel with it.
+// it. Next: select.cpp, which chooses the kernel with it.
 #pragma once
 
 #include "engine/hopper/plan/forward_plan.h"

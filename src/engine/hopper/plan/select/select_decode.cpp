@@ -9,7 +9,6 @@
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/select/choose_kv_loader.h"
 #include "engine/hopper/plan/select/choose_split.h"
-#include "engine/hopper/tables/decode_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -31,15 +30,27 @@ constexpr int64_t kKeysAlone = 2048;
 constexpr int64_t kFewTiles = 8, kMostTiles = 32;
 constexpr int64_t kMostBytes = int64_t{160} << 20;
 
-int row_for(const Problem& problem) {
-  const int64_t columns = std::max(problem.head_dim, problem.head_dim_v);
-  const int64_t rows = most_packed(problem.group(), true).rows(problem.lengths_q.max);
-  for (int row = 0; row < int(kDecodeTable.size()); ++row) {
-    const ForwardConfig& c = kDecodeTable[size_t(row)].config;
-    const bool fits = c.head_dim >= columns && c.block_m >= rows;
-    if (fits && c.dequantizes() == problem.has_float8()) return row;
+// The kernels of a tile: for one sequence, and for several, if there is one.
+struct DecodeRows {
+  const Row* single = nullptr;
+  const Row* several = nullptr;
+};
+
+// The first tile with enough columns and rows.
+DecodeRows rows_for(const Problem& p) {
+  const int64_t columns = std::max(p.head_dim, p.head_dim_v);
+  const int64_t rows = most_packed(p.group(), true).rows(p.lengths_q.max);
+  for (const Row& row : kForward) {
+    const ForwardConfig& c = row.kernel;
+    if (!c.is_single_sequence() || c.head_dim < columns || c.block_m < rows) continue;
+    if (c.dequantizes() != p.has_float8() || row.built != (p.score == nullptr)) continue;
+    const Row* const next = &row + 1;
+    const bool has_several = next->kernel.variant == Variant::kDecode &&
+                             next->kernel.head_dim == c.head_dim &&
+                             next->kernel.block_m == c.block_m;
+    return {&row, has_several ? next : nullptr};
   }
-  return kNoKernel;
+  return {};
 }
 
 int64_t key_bytes(const ForwardConfig& c, const ForwardCall& call) {
@@ -81,27 +92,26 @@ Tiling split_single_sequence(const ForwardConfig& c, const ForwardCall& call, in
 
 }  // namespace
 
-DecodeChoice select_decode(const Problem& problem, const ForwardCall& call, int num_sms) {
-  const int row = row_for(problem);
-  if (row == kNoKernel || problem.batch_invariant || problem.num_splits != 0) return {};
-  if (call.sequences == 0) return {};
-  const ForwardConfig& any = kDecodeTable[size_t(row)].config;
-  if (call.sequences == 1) {
-    const ForwardConfig single = any.with(any.element, Variant::kDecodeSingle);
-    const Tiling tiling = split_single_sequence(single, call, num_sms);
+Choice select_decode(const Request& r) {
+  const Needs not_served{Need::kE4m3,    Need::kBlockMask, Need::kDropout,
+                         Need::kPartial, Need::kAnySplits, Need::kBatchInvariant};
+  if (!(r.needs & not_served).empty() || r.call.sequences == 0) return {};
+  const auto [single, several] = rows_for(r.problem);
+  if (single == nullptr) return {};
+  if (r.call.sequences == 1) {
+    const Tiling tiling = split_single_sequence(single->kernel, r.call, r.num_sms);
     if (tiling.is_split()) {
-      if (!always_splits(single, problem, call, tiling)) return {};
-      return {row, Variant::kDecodeSingle, tiling};
+      return can_decode(single->kernel, r, tiling) ? Choice{single, tiling} : Choice{};
     }
   }
+  if (several == nullptr) return {};
+  const ForwardConfig& c = several->kernel;
   // No stream-K kernel takes a score function.
-  const bool has_other = problem.score == nullptr && !any.dequantizes();
-  const bool reads_much = call.sequences == 1 || key_bytes(any, call) > kMostBytes;
-  if (any.kv_stages == 0 || (has_other && reads_much)) return {};
-  const ForwardConfig several = any.with(any.element, Variant::kDecode);
-  const Tiling tiling = choose_split(several, call, problem.num_splits, num_sms);
-  if (!always_splits(several, problem, call, tiling)) return {};
-  return {row, Variant::kDecode, tiling};
+  const bool has_other = r.problem.score == nullptr && !c.dequantizes();
+  const bool reads_much = r.call.sequences == 1 || key_bytes(c, r.call) > kMostBytes;
+  if (has_other && reads_much) return {};
+  const Tiling tiling = choose_split(c, r.call, r.problem.num_splits, r.num_sms);
+  return can_decode(c, r, tiling) ? Choice{several, tiling} : Choice{};
 }
 
 }  // namespace fa3::hopper

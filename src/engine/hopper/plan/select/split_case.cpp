@@ -5,9 +5,9 @@
 #include <bit>
 
 #include "core/ceil_div.h"
+#include "engine/hopper/kernels/forward.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/select/choose_split.h"
-#include "engine/hopper/tables/stream_k_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -81,7 +81,7 @@ bool fits_columns(const ForwardConfig& c, const ForwardCall& call) {
 
 bool may_decode(const ForwardConfig& c, const ForwardCall& call) {
   const SplitKvSchedule schedule = split_kv_schedule(c, call, {});
-  return c.consumers() > 1 && stream_k_row(c) < kStreamKTable.size() && fits_columns(c, call) &&
+  return c.consumers() > 1 && has_stream_k(c) && fits_columns(c, call) &&
          call.sequences <= kFewSequences && call.seqlen_q <= c.block_m && call.softcap == 0 &&
          schedule.is_simple() && hides_right_only(call.mask);
 }

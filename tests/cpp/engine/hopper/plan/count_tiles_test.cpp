@@ -5,7 +5,6 @@
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/plan/plan_forward.h"
-#include "engine/hopper/tables/mask_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -16,7 +15,7 @@ TEST(TileOrder, has_as_many_tiles_where_some_come_together) {
   p.batch = 6;
   p.mask = MaskRule{.right = 0};
   const ForwardCall call = call_of(p);
-  const ForwardConfig& c = kForwardTable[size_t(select_kernel(shape_of(p)))].config;
+  const ForwardConfig& c = chosen_kernel(p);
   const TileOrder alone = tile_order(c, call, PackGqa{}, kSms);
   for (const TilesTogether together : {TilesTogether{2, 1}, {1, 3}, {2, 2}}) {
     const TileOrder groups = tile_order(c, call, PackGqa{}, kSms, together);
@@ -33,7 +32,7 @@ TEST(TileOrder, lists_go_longest_first_for_four_waves_of_ctas_or_more) {
   const auto tail_heads = [](int64_t keys, int64_t dim) {
     Problem p = plain(1, 2048 / dim, 2048 / dim, keys, keys, dim);
     p.block_mask.on = true;
-    const ForwardConfig& c = kMaskTable[size_t(select_mask_kernel(p, call_of(p), kSms))].config;
+    const ForwardConfig& c = chosen_kernel(p);
     EXPECT_EQ(c.ctas_per_sm, dim == 64 ? 2 : 1);
     return tile_order(c, call_of(p), PackGqa{}, kSms).tail_heads;
   };
@@ -66,9 +65,8 @@ TEST(DirectTiles, are_those_of_varlen_calls_that_fit_one_wave) {
       p.lengths_q.varlen = p.lengths_q.in_one_tensor = true;
     }
     const auto [row, tiling] = chosen_for(p);
-    const ForwardConfig c = kForwardTable[size_t(row)].config.with(Element::kBf16, variant_of(p));
     return Plan{tiling.scheduler == Scheduler::kDirect,
-                plan_launch({c}, call_of(p), tiling, kSms).workspace.bytes};
+                plan_launch({row->kernel}, call_of(p), tiling, kSms).workspace.bytes};
   };
   EXPECT_TRUE(planned(11, 1000, true, false).direct) << "132 tiles";
   EXPECT_EQ(planned(11, 1000, true, false).workspace, 0);

@@ -50,13 +50,17 @@ TEST(NarrowMask, hides_what_the_mask_does_however_far_its_sides_reach) {
   }
 }
 
-TEST(ShapeOf, counts_the_keys_of_a_window_wherever_it_lies) {
+TEST(Sizes, count_the_keys_of_a_window_wherever_it_lies) {
   Problem p = plain();
   p.lengths_q.max = p.lengths_k.max = 10000;
+  const auto keys = [&] {
+    const ForwardCall call = call_of(p);
+    return request_of(p, call, kSms).sizes.keys;
+  };
   p.mask = {.left = 300, .right = -100};
-  EXPECT_EQ(shape_of(p).keys, 201);
+  EXPECT_EQ(keys(), 201);
   p.mask = {.right = -100};
-  EXPECT_EQ(shape_of(p).keys, 10000);
+  EXPECT_EQ(keys(), 10000);
 }
 
 TEST(Variants, a_window_that_reaches_over_the_longest_sequence_needs_no_general_kernel) {

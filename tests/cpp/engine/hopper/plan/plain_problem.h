@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/problem.h"
-#include "engine/hopper/plan/select/select_kernel.h"
+#include "engine/hopper/plan/select/select.h"
 
 namespace fa3::hopper {
 
@@ -46,11 +46,13 @@ inline Problem several_tokens(int64_t batch, int64_t queries, int64_t keys, int6
 
 constexpr int kSms = 132;  // an H200's
 
-inline KernelChoice chosen_for(const Problem& problem) {
-  return select_kernel_and_split(problem, call_of(problem), kSms);
+// Without kernels of few query rows.
+inline Choice chosen_for(const Problem& problem) {
+  const ForwardCall call = call_of(problem);
+  return select_tiles(request_of(problem, call, kSms));
 }
 inline const ForwardConfig& chosen_kernel(const Problem& problem) {
-  return kForwardTable[size_t(chosen_for(problem).row)].config;
+  return chosen_for(problem).row->kernel;
 }
 
 }  // namespace fa3::hopper

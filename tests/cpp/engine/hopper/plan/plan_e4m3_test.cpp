@@ -8,6 +8,7 @@
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/plan/plan_e4m3.h"
+#include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/tables/e4m3_table.h"
 
 namespace fa3::hopper {
@@ -58,7 +59,9 @@ constexpr size_t kGeneral = 8, kTransposer = 9;  // of 128 columns
 E4m3Plan planned_e4m3(Problem p, size_t dense_row = 2) {
   p.dtype = DType::float8_e4m3;
   const ForwardConfig& c = kE4m3Table[p.lengths_k.varlen ? kGeneral : dense_row].config;
-  return plan_e4m3_launch({c, nullptr, 1024}, p, call_of(p), kSms);
+  const ForwardCall call = call_of(p);
+  return plan_e4m3_launch({c, nullptr, 1024}, request_of(p, call, kSms),
+                          whole_tiles(c, call, choose_pack(c, call), kSms));
 }
 
 // The list of tiles is made by a kernel between the two, which a kernel that starts early would
@@ -196,10 +199,8 @@ TEST(PlanE4m3, a_kernel_transposes_v_itself_where_few_rows_see_a_key) {
     p.head_dim = p.head_dim_v = head_dim;
     if (causal) p.mask.right = 0;
     change(p);
-    const int row = choose_e4m3_kernel(p, call_of(p));
-    const ForwardConfig& c = kE4m3Table[size_t(row)].config;
+    const ForwardConfig& c = chosen_kernel(p);
     EXPECT_GE(c.head_dim, head_dim);
-    EXPECT_TRUE(!c.transposes_v || can_transpose_in_kernel(p, call_of(p)));
     return c.transposes_v;
   };
   const auto as_it_is = [](Problem&) {};

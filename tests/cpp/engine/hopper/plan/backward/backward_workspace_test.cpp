@@ -58,7 +58,7 @@ TEST(BackwardWorkspace, of_head_splits_has_a_float_for_each_padded_element_of_dk
   const BackwardKernel kernel = kernel_for(192, 128);
   BackwardCall full = grouped(3, 1000, 32);
   full.mask = {};
-  full.batch_invariant = true;  // no last wave (last_wave_test.cpp)
+  full.batch_invariant = true;  // not few (few_key_blocks_test.cpp)
   EXPECT_EQ(plan_launches(kernel, grouped(3, 1000, 32), kSms).workspace.bytes -
                 plan_launches(kernel, full, kSms).workspace.bytes,
             3 * 4 * 1024 * (192 + 128) * 4);

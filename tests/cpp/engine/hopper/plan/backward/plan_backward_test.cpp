@@ -27,7 +27,7 @@ TEST(BackwardPlan, splits_the_query_heads_of_causal_key_blocks) {
   EXPECT_EQ(plan_128(grouped(16, 1024, 32)).grids.main, 8 * 4 * 16 * 4);
   BackwardCall full = grouped(3, 1000, 32), deterministic = full;
   full.mask = {};
-  full.batch_invariant = true;  // not by steps either (last_wave_test.cpp)
+  full.batch_invariant = true;  // not by steps either (few_key_blocks_test.cpp)
   deterministic.deterministic = true;
   EXPECT_EQ(plan_128(full).grids.main, 8 * 4 * 3);
   EXPECT_EQ(plan_128(deterministic).grids.main, 8 * 4 * 3);

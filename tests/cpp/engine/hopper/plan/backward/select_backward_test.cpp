@@ -5,7 +5,7 @@
 #include <set>
 
 #include "engine/hopper/plan/backward/plan_backward.h"
-#include "engine/hopper/plan/select/select_kernel.h"
+#include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/tables/dense_backward_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 
@@ -65,11 +65,12 @@ TEST(SelectBackwardKernel, has_persistent_CTAs_at_64_columns_for_key_blocks_of_f
 // Every call that has a forward has gradients.
 TEST(SelectBackwardKernel, gives_the_narrowest_that_fits_wherever_the_forward_has_a_kernel) {
   std::set<int> chosen;
+  const Problem p = plain();
+  const ForwardCall call = call_of(p);
   for (int64_t d = 8; d <= 264; d += 8) {
     for (int64_t dv = 8; dv <= 264; dv += 8) {
       const int row = select_backward_kernel(d, dv);
-      const bool forward =
-          select_kernel({.head_dim = d, .head_dim_v = dv, .keys = 1000}) != kNoKernel;
+      const bool forward = is_served({p, call, {}, {.head_dim = d, .head_dim_v = dv}, kSms});
       ASSERT_EQ(row != kNoBackwardKernel, forward) << d << "/" << dv;
       if (row == kNoBackwardKernel) continue;
       chosen.insert(row);

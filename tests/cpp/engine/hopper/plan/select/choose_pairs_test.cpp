@@ -21,7 +21,7 @@ Problem causal(int64_t heads, int64_t queries, int64_t keys, int64_t dim = 128, 
 // Ranges of the tiles in pairs; 0: they are not in pairs.
 int ranges_of(const Problem& p) {
   const auto [row, tiling] = chosen_for(p);
-  EXPECT_TRUE(!tiling.is_split() || kForwardTable[size_t(row)].config.may_split);
+  EXPECT_TRUE(!tiling.is_split() || row->kernel.may_split);
   return tiling.split.in_pairs ? tiling.split.ctas : 0;
 }
 
@@ -93,7 +93,7 @@ TEST(TilesInPairs, have_whole_ranges_where_there_are_as_many) {
   const Problem p = causal(4, 4096, 4096);
   const ForwardCall call = call_of(p);
   const auto [row, tiling] = chosen_for(p);
-  const ForwardConfig& c = kForwardTable[size_t(row)].config;
+  const ForwardConfig& c = row->kernel;
   EXPECT_EQ(pair_blocks(c, call, tiling), 34);  // the longest and the shortest tile have 33
   EXPECT_EQ(most_splits(c, call, tiling), 3);
   Tiling all = tiling;
@@ -122,7 +122,7 @@ TEST(TilesInPairs, have_ranges_of_equal_length) {
           const auto [row, tiling] = chosen_for(p);
           if (!tiling.split.in_pairs) continue;
           ++found;
-          const ForwardConfig& c = kForwardTable[size_t(row)].config;
+          const ForwardConfig& c = row->kernel;
           const PairedKvSchedule schedule{split_kv_schedule(c, call, tiling),
                                           pair_blocks(c, call, tiling)};
           const SequenceTiles s = schedule.sequence(0);

@@ -161,7 +161,8 @@ TEST(BatchInvariance, head_dims_group_and_splits_alone_decide) {
   const auto chosen = [](const Problem& p) {
     const auto [row, tiling] = chosen_for(p);
     const auto& [pack, scheduler, split] = tiling;
-    return std::array{row, pack.heads(), int(scheduler), split.num_splits, split.ctas};
+    return std::array{int(row - kForward.data()), pack.heads(), int(scheduler), split.num_splits,
+                      split.ctas};
   };
   for (const int64_t dim : {64, 96, 128, 192, 256}) {
     for (const int num_splits : {0, 1, 2, 40}) {

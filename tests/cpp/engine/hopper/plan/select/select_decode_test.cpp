@@ -4,12 +4,11 @@
 
 #include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/plan/select/select_decode.h"
-#include "engine/hopper/tables/decode_table.h"
 
 namespace fa3::hopper {
 namespace {
 
-// A row of kDecodeTable for few query rows, and how its tiles are dealt.
+// A kernel for few query rows, and how its tiles are dealt.
 struct Decoded {
   int head_dim = 0, rows = 0;
   bool is_single = false;
@@ -17,11 +16,12 @@ struct Decoded {
   bool operator==(const Decoded&) const = default;
 };
 Decoded decoded(const Problem& p) {
-  const auto [row, variant, tiling] = select_decode(p, call_of(p), kSms);
-  if (row == kNoKernel) return {};
-  const ForwardConfig& c = kDecodeTable[size_t(row)].config;
+  const ForwardCall call = call_of(p);
+  const auto [row, tiling] = select_decode(request_of(p, call, kSms));
+  if (row == nullptr) return {};
+  const ForwardConfig& c = row->kernel;
   EXPECT_EQ(c.dequantizes(), p.has_float8());
-  return {c.head_dim, c.block_m, variant == Variant::kDecodeSingle, tiling.split.ctas,
+  return {c.head_dim, c.block_m, c.is_single_sequence(), tiling.split.ctas,
           1 << tiling.split.cluster_log2};
 }
 

@@ -5,8 +5,6 @@
 #include <tuple>
 
 #include "engine/hopper/plan/plain_problem.h"
-#include "engine/hopper/plan/select/select_kernel.h"
-#include "engine/hopper/tables/stream_k_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -16,7 +14,7 @@ TEST(SelectStreamK, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
     Problem p = decoding(4, 8192);
     p.lengths_k.varlen = true;
     change(p);
-    return select_stream_k(p, call_of(p), chosen_for(p), kSms).row != kNoKernel;
+    return chosen_kernel(p).variant == Variant::kStreamK;
   };
   EXPECT_TRUE(always_splits([](Problem&) {}));
   EXPECT_TRUE(always_splits([](Problem& p) { p.batch = 32; }));
@@ -47,9 +45,10 @@ TEST(SelectStreamK, has_a_kernel_of_its_own_for_more_queries_of_few_sequences) {
   const auto chosen = [](const auto& change) {
     Problem p = several_tokens(8, 16, 1024, 128);
     change(p);
-    const auto [row, tiling] = select_stream_k(p, call_of(p), chosen_for(p), kSms);
-    if (row != kNoKernel) EXPECT_EQ(kStreamKTable[size_t(row)].config.block_m, 128);
-    return row == kNoKernel ? Scheduler::kVarlenMetadata : tiling.scheduler;
+    const auto [row, tiling] = chosen_for(p);
+    if (row->kernel.variant != Variant::kStreamK) return Scheduler::kVarlenMetadata;
+    EXPECT_EQ(row->kernel.block_m, 128);
+    return tiling.scheduler;
   };
   constexpr auto kWhole = Scheduler::kDirect, kSplit = Scheduler::kStreamK,
                  kOther = Scheduler::kVarlenMetadata;
@@ -81,8 +80,8 @@ TEST(SelectStreamK, has_a_kernel_of_its_own_for_more_queries_of_few_sequences) {
 TEST(SelectStreamK, leaves_few_splits_a_tile_to_the_cta_that_opens_it) {
   const auto opens = [](int64_t batch, int64_t keys, int64_t dim = 128) {
     const Problem p = several_tokens(batch, 16, keys, dim);
-    const auto [row, tiling] = select_stream_k(p, call_of(p), chosen_for(p), kSms);
-    EXPECT_NE(row, kNoKernel);
+    const auto [row, tiling] = chosen_for(p);
+    EXPECT_EQ(row->kernel.variant, Variant::kStreamK);
     EXPECT_TRUE(tiling.is_split());
     return tiling.split.opener_combines;
   };
@@ -98,10 +97,10 @@ TEST(SelectStreamK, has_kernels_of_its_own_for_quantized_caches) {
     Problem p = decoding(4, 8192);
     p.head_dim = p.head_dim_v = dim;
     p.kv_dtype = DType::float8_e4m3;
-    const int row = select_stream_k(p, call_of(p), chosen_for(p), kSms).row;
-    ASSERT_NE(row, kNoKernel) << dim;
-    EXPECT_TRUE(kStreamKTable[size_t(row)].config.dequantizes()) << dim;
-    EXPECT_EQ(kStreamKTable[size_t(row)].config.head_dim, dim);
+    const ForwardConfig& c = chosen_kernel(p);
+    EXPECT_EQ(c.variant, Variant::kStreamK) << dim;
+    EXPECT_TRUE(c.dequantizes()) << dim;
+    EXPECT_EQ(c.head_dim, dim);
   }
 }
 

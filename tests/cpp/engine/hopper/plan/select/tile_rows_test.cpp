@@ -4,7 +4,6 @@
 
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/plan/plain_problem.h"
-#include "engine/hopper/tables/mask_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -92,9 +91,9 @@ TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
       p.head_dim = p.head_dim_v = dim;
       p.o.dtype = DType::float32;
       p.lengths_q.max = queries;
-      const ForwardConfig c = chosen_kernel(p);
+      const ForwardConfig& c = chosen_kernel(p);
       EXPECT_GE(c.head_dim, dim);
-      EXPECT_TRUE(consumer_tuning(c.with(c.element, Variant::kGeneral)).stores_any_rows) << dim;
+      EXPECT_TRUE(consumer_tuning(c).stores_any_rows) << dim;
     }
   }
 }
@@ -105,7 +104,7 @@ TEST(Rows, of_few_listed_tiles_have_an_sm_each) {
   const auto ctas_per_sm = [](int64_t heads, int64_t keys, int64_t dim) {
     Problem p = plain(1, heads, heads, keys, keys, dim);
     p.block_mask.on = true;
-    const ForwardConfig& c = kMaskTable[size_t(select_mask_kernel(p, call_of(p), kSms))].config;
+    const ForwardConfig& c = chosen_kernel(p);
     EXPECT_EQ(c.head_dim, dim);
     return c.ctas_per_sm;
   };

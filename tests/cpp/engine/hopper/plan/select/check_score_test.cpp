@@ -4,8 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/hopper/plan/plain_problem.h"
-#include "engine/hopper/plan/select/select_score.h"
-#include "engine/hopper/tables/decode_table.h"
+#include "engine/hopper/plan/select/check_score.h"
 
 namespace fa3::hopper {
 namespace {
@@ -20,10 +19,15 @@ struct Scored : testing::Test {
     p.score = &score;
   }
   int decode_rows() const {
-    const int row = select_score_decode(p, call_of(p), kSms).row;
-    return row == kNoKernel ? 0 : kDecodeTable[size_t(row)].config.block_m;
+    const ForwardCall call = call_of(p);
+    const Row* const row = select(request_of(p, call, kSms)).row;
+    return row != nullptr && row->kernel.is_decode() ? row->kernel.block_m : 0;
   }
-  std::string refusal() const { return check_score(p, call_of(p), kSms).message(); }
+  std::string refusal() const {
+    const ForwardCall call = call_of(p);
+    const Request request = request_of(p, call, kSms);
+    return check_score(request, select(request).row).message();
+  }
 
   fa3_score_function score{};
   Problem p;
@@ -90,17 +94,18 @@ TEST_F(Scored, beside_a_block_mask_a_step_is_a_block) {
   EXPECT_EQ(decode_rows(), 0);
   for (const int64_t head_dim : {40, 64, 128}) {
     p.head_dim = p.head_dim_v = head_dim;
-    const KernelInstance* const row = select_score_kernel(p);
+    const Row* const row = chosen_for(p).row;
     ASSERT_NE(row, nullptr) << head_dim;
-    EXPECT_TRUE(row->config.block_mask);
-    EXPECT_EQ(row->config.block_n, kMaskBlock);
-    EXPECT_EQ(row->config.head_dim, head_dim <= 64 ? 64 : 128);
+    EXPECT_TRUE(row->kernel.block_mask);
+    EXPECT_EQ(row->kernel.block_n, kMaskBlock);
+    EXPECT_EQ(row->kernel.head_dim, head_dim <= 64 ? 64 : 128);
   }
   p.head_dim = p.head_dim_v = 192;
-  EXPECT_EQ(select_score_kernel(p), nullptr);
+  EXPECT_EQ(chosen_for(p).row, nullptr);
 }
 
 TEST_F(Scored, lines_runs_and_key_terms_are_for_three_warpgroups_where_these_gain) {
+  p.lengths_q.max = 1000;
   fa3_captured_tensor captured{};
   fa3_score_function score{};
   score.tensors = &captured;
@@ -110,7 +115,7 @@ TEST_F(Scored, lines_runs_and_key_terms_are_for_three_warpgroups_where_these_gai
     score.text = text;
     p.head_dim = p.head_dim_v = head_dim;
     p.lengths_k.max = keys;
-    return select_score_kernel(p)->config.consumers();
+    return chosen_kernel(p).consumers();
   };
   constexpr char kLine[] = "return score + linear(a, b);", kRun[] = "load_run<; return score + x;",
                  kClampedRun[] = "load_clamped_run<; return score + x;",

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/needs_of.h"
+#include "engine/hopper/plan/request.h"
+
+#include <algorithm>
 
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/select/choose_kv_loader.h"
+#include "engine/hopper/plan/select/choose_split.h"
 
 namespace fa3::hopper {
 namespace {
 
 constexpr int64_t kFewRows = 64;
+constexpr int64_t kManyKeys = 512;
 
 Need kind_of(const fa3_score_function& score, int64_t queries, int64_t keys) {
   using enum cuda::AddedToScore;
@@ -23,7 +27,46 @@ Need kind_of(const fa3_score_function& score, int64_t queries, int64_t keys) {
   return find_captured_tile(score, queries, keys) != kNoTile ? Need::kScoreTile : Need::kScoreOther;
 }
 
+// Keys are never split, and kernels for few rows do not exist.
+Sizes sizes_of_e4m3(const Problem& p) {
+  return {.head_dim = p.head_dim, .head_dim_v = p.head_dim_v, .keys = p.lengths_k.max};
+}
+
+Sizes sizes_of(const Problem& p, const ForwardCall& call) {
+  if (p.dtype == DType::float8_e4m3) return sizes_of_e4m3(p);
+  Sizes sizes{.head_dim = p.head_dim, .head_dim_v = std::min(p.head_dim_v, kMaxColumnsV)};
+  if (p.batch_invariant) {
+    // Fixed splits take the kernel for few queries, whole tiles that for long sequences.
+    sizes.keys = INT64_MAX;
+    sizes.rows = p.num_splits > 1 ? 1 : INT64_MAX;
+    return sizes;
+  }
+  // A window between two bounds, or a chunk, is what one query sees.
+  const MaskRuleOf<int>& mask = call.mask;
+  const bool bounded = mask.left != mask.kUnbounded && mask.right != mask.kUnbounded;
+  const int64_t window = bounded ? int64_t{mask.left} + mask.right + 1 : p.lengths_k.max;
+  const int64_t chunk = mask.chunk != mask.kNoChunks ? mask.chunk : p.lengths_k.max;
+  sizes.longest = p.lengths_k.max;
+  sizes.keys = std::min({window, chunk, p.lengths_k.max});
+  // Sequences of one length and few keys are spread over SMs by their tiles.
+  const bool may_be_many = call.varlen || sizes.keys >= kManyKeys;
+  if (may_be_many) sizes.rows = most_packed(p.group()).rows(p.lengths_q.max);
+  return sizes;
+}
+
 }  // namespace
+
+int64_t rows_of_key(const ForwardCall& call) {
+  const int64_t queries = call.seqlen_q, keys = call.seqlen_k;
+  const int64_t seen = call.mask.hides_nothing() ? queries * keys
+                       : queries < keys          ? queries * keys - queries * queries / 2
+                                                 : keys * keys / 2;
+  return seen / keys * call.heads_per_kv_head;
+}
+
+Request request_of(const Problem& p, const ForwardCall& call, int num_sms) {
+  return {p, call, needs_of(p, call), sizes_of(p, call), num_sms};
+}
 
 Needs needs_of(const Problem& p, const ForwardCall& call) {
   using enum Need;
