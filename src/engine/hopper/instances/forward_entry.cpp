@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/instances/row_kernel.h"
 
 #include "engine/hopper/config/config_text.h"
 #include "engine/hopper/config/decode_shape.h"

@@ -2,7 +2,6 @@
 // A built kernel as the launcher sees it, and where to get it.
 #pragma once
 
-#include "engine/hopper/kernels/row.h"
 #include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
@@ -12,9 +11,6 @@ struct ForwardKernel {
   const void* function;  // for cudaLaunchKernel
   int smem_bytes;
 };
-
-// The kernel of a row of kForward. One that is compiled at run time has no function yet.
-ForwardKernel kernel_at(const Row& row, Element element);
 
 // Defined by the generated source file of row `Row` (forward_entry.cuh).
 template <int Row, Element E, Variant V>

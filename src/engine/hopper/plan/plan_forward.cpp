@@ -10,6 +10,7 @@
 #include "engine/hopper/config/decode_shape.h"
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/tensor_map.h"
+#include "engine/hopper/instances/row_kernel.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/select/check_score.h"
