@@ -203,6 +203,10 @@ typedef struct fa3_score_function {
   /* Of backward passes: */
   const char* slope;     /**< null: 1, wherever f is not -inf */
   const char* gradients; /**< null: captured tensors have none */
+
+  /** 1: the call makes its kernel, for calls like it, and computes nothing: what a server does
+   * before its first request. Threads that make different kernels do so at once. */
+  int32_t only_compiles;
 } fa3_score_function;
 
 /** What an engine makes of a block mask, made once for many calls.

@@ -2,7 +2,8 @@
 //
 // A score function as Python gives it: (text, may_hide, path of libnvrtc or None, captured
 // tensors); in a backward pass also the texts of slope and gradients, or None, and for each
-// captured tensor None, or (its gradient, whether that is stored). Next: passes.h.
+// captured tensor None, or (its gradient, whether that is stored); then whether the call only
+// compiles. Next: passes.h.
 #pragma once
 
 #include "reader.h"
@@ -20,8 +21,9 @@ class ScoreFunction {
   const fa3_score_function* read(PyObject* given) {
     PyObject *text = nullptr, *compiler = nullptr, *tensors = nullptr;
     PyObject *slope = Py_None, *gradients = Py_None, *totals = nullptr;
-    if (!PyArg_ParseTuple(given, "UpOO!|OOO!", &text, &score_.may_hide, &compiler, &PyTuple_Type,
-                          &tensors, &slope, &gradients, &PyTuple_Type, &totals)) {
+    if (!PyArg_ParseTuple(given, "UpOO!|OOO!p", &text, &score_.may_hide, &compiler, &PyTuple_Type,
+                          &tensors, &slope, &gradients, &PyTuple_Type, &totals,
+                          &score_.only_compiles)) {
       return nullptr;
     }
     const Py_ssize_t count = PyTuple_Size(tensors);

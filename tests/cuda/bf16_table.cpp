@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "engine/hopper/instances/kernel_at.h"
+#include "engine/hopper/instances/row_kernel.h"
 
 namespace fa3::hopper {
 namespace {
@@ -34,6 +35,11 @@ ForwardKernel decode_kernel_at(int row, Element element, Variant variant) {
 
 ForwardKernel dropout_kernel_at(int row, Element element) {
   return bf16_kernel_at<DropoutEntries>(row, element, Variant::kDense);
+}
+
+// Checks name the rows of tables: nothing chooses a kernel.
+ForwardKernel kernel_at(const Row&, Element) {
+  std::abort();
 }
 
 // No check that runs these kernels has a block mask, or goes on from a partial result.

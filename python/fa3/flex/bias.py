@@ -45,11 +45,12 @@ BROADCAST = "(b | 1, hq | 1, sq | 1, sk | 1)"
 
 
 class Form(NamedTuple):
-    """What the text of a function depends on."""
+    """What the text of a function depends on. It asks for every sequence's and head's element: what
+    has one for all is clamped to that, so that one kernel serves them."""
 
-    bias: tuple | None  # of each dimension whether it has more than one extent
-    slopes: tuple | None  # the same of ALiBi's, (batch, head) or (head,)
-    shift: bool | None  # whether the diagonal's shift differs by sequence; None: it is 0
+    bias: tuple | None  # whether it has more than one row, and more than one key
+    slopes: int | None  # dimensions of ALiBi's, (batch, head) or (head,)
+    shift: bool  # of the diagonal; or it is 0
     shift_less: int  # what is to be taken from the shift that is captured
     one_sided: bool  # no key behind the diagonal is seen
     softcap: float
@@ -199,16 +200,11 @@ def function_with(bias, slopes, shift, one_sided=False, softcap=0.0, shift_less=
     (h,); shift: (b | 1,)."""
     given = bias, slopes, shift
     tensors = [t for t in given if t is not None]
-    shapes = (*[None if t is None else t.shape for t in given],)
+    bias = bias if bias is None else (bias.shape[2] > 1, bias.shape[3] > 1)
+    slopes = slopes if slopes is None else slopes.ndim
     types = (*[t.dtype for t in tensors],)
-    return of_shapes(shapes, shift_less, one_sided, softcap, types), tensors
-
-
-@functools.lru_cache(maxsize=256)
-def of_shapes(shapes, *others):
-    spread = (None if shape is None else (*(extent > 1 for extent in shape),) for shape in shapes)
-    bias, slopes, shift = spread
-    return traced(Form(bias, slopes, shift and shift[0], *others))
+    form = Form(bias, slopes, shift is not None, shift_less, one_sided, softcap, types)
+    return traced(form), tensors
 
 
 @functools.lru_cache(maxsize=64)
@@ -216,14 +212,12 @@ def traced(form):
     """The function of a form, of tensors that stand for any."""
     of_type = iter(form.types)
 
-    def stand_in(spread, rank):
-        if spread is None:
-            return None
+    def stand_in(rank):
         return torch.zeros([2] * rank, dtype=next(of_type), device="cpu")
 
-    bias = stand_in(form.bias, 4)
-    slopes = stand_in(form.slopes, len(form.slopes or ()))
-    shift = stand_in(form.shift, 1)
+    bias = None if form.bias is None else stand_in(4)
+    slopes = None if form.slopes is None else stand_in(form.slopes)
+    shift = stand_in(1) if form.shift else None
     function, tensors = trace(functools.partial(score_of, form, bias, slopes, shift))
     given = [t for t in (bias, slopes, shift) if t is not None]
     assert [id(t) for t in tensors] == [id(t) for t in given]
@@ -238,22 +232,17 @@ def score_of(form, bias, slopes, shift, score, b, h, q_idx, kv_idx):
         score = form.softcap * torch.tanh(score / form.softcap)
     added = None
     if bias is not None:
-        added = bias[places(form.bias, b, h, q_idx, kv_idx)]
+        has_rows, has_keys = form.bias
+        added = bias[b, h, q_idx if has_rows else 0, kv_idx if has_keys else 0]
     if added is not None and not is_mask:
         score = score + added
     if slopes is not None:
-        slope = slopes[places(form.slopes, *(b, h)[-len(form.slopes) :])]
+        slope = slopes[(b, h)[-form.slopes :]]
         distance = kv_idx - q_idx
         if shift is not None:
-            distance = distance - shift[places((form.shift,), b)] + form.shift_less
+            distance = distance - shift[b] + form.shift_less
         score = score + slope * (distance if form.one_sided else -distance.abs())
     return torch.where(added, score, -float("inf")) if is_mask else score
-
-
-def places(spread, *indices):
-    """Indices, 0 along what is broadcast; one is traced, or torch would take the element."""
-    found = [index if several else 0 for several, index in zip(spread, indices, strict=True)]
-    return (*found,) if any(spread) else (indices[0] * 0, *found[1:])
 
 
 def shift_of(q, k, lengths):

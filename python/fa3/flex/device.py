@@ -4,8 +4,10 @@
 What no kernel does is computed by tiles.py there, with one warning that says why.
 """
 
+import contextlib
 import functools
 import importlib.util
+import threading
 import warnings
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex.call import deterministic
 from fa3.flex.function.text import NARROW
 from fa3.torch import operators
+
+_mode = threading.local()
 
 
 class SlowScores(UserWarning):
@@ -33,7 +37,9 @@ def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
         out = operators.new_out_like(q) if call.is_out_like else operators.new_out(q, v)
     lse = operators.new_lse(q) if return_lse else None
     captured = (*tensors,) if call.are_there else on_device_of(q, tensors)
-    if call.listed is None:  # the one way of by_a_kernel(), for most calls
+    if (
+        call.listed is None and not is_only_compiling()
+    ):  # the one way of by_a_kernel(), for most calls
         try:
             score = *head_of(call.function, call.longest), captured
             _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *call.options)
@@ -43,9 +49,25 @@ def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
 
     def run(function, options):
         score = *head_of(function, call.longest), captured[: len(function.types)]
+        if is_only_compiling():
+            score = *score, None, None, (None,) * len(function.types), True
         _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *options)
 
     return (out, lse) if by_a_kernel(call, blocks, run) else None
+
+
+@contextlib.contextmanager
+def only_compiling():
+    """Calls of this thread make their kernels, and compute nothing."""
+    _mode.only_compiles = True
+    try:
+        yield
+    finally:
+        _mode.only_compiles = False
+
+
+def is_only_compiling():
+    return getattr(_mode, "only_compiles", False)
 
 
 def no_kernel(call, reason):
@@ -108,7 +130,7 @@ def backward(call, wanted, saved, tensors, blocks, do, dlse, totals, stored=None
         texts = slope, "" if stored is not None and gradients_text is None else gradients_text
         sums = (*((totals[n], n == stored) if n in totals else None for n in range(count)),)
         tensors_and_texts = captured[:count], *texts
-        score = *head_of(function, most), *tensors_and_texts, sums
+        score = *head_of(function, most), *tensors_and_texts, sums, is_only_compiling()
         if torch.are_deterministic_algorithms_enabled():
             options = deterministic(options)
         given = operators.readable_by_tma(do), q, k, v, out, lse, dlse, *gradients, None

@@ -36,7 +36,14 @@ def exported(module):
 @pytest.mark.parametrize(
     "page, modules",
     [
-        ("python", {"fa3": "fa3/__init__.py", "fa3.masks": "fa3/masks.py"}),
+        (
+            "python",
+            {
+                "fa3": "fa3/__init__.py",
+                "fa3.masks": "fa3/masks.py",
+                "fa3.flex": "fa3/flex/__init__.py",
+            },
+        ),
         ("torch", {"fa3.torch": "fa3/torch/__init__.py"}),
         ("distributed", {"fa3.distributed": "fa3/distributed/__init__.py"}),
         ("jax", {"fa3.jax": "fa3/jax/__init__.py"}),

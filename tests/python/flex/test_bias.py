@@ -11,7 +11,7 @@ from fa3.compat.flash_attn import flash_attn_func, flash_attn_varlen_func  # noq
 from fa3.flex import attention as flex_calls  # noqa: E402
 from fa3.flex import bias as forms  # noqa: E402
 from fa3.flex.call import NO_LENGTHS, Call  # noqa: E402
-from fa3.flex.function.text import gradients_of, slope_of  # noqa: E402
+from fa3.flex.function.text import LONGEST, gradients_of, slope_of  # noqa: E402
 from fa3.flex.stored import stored_of  # noqa: E402
 
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 37, 53, 8
@@ -411,3 +411,18 @@ def test_an_output_in_place_is_written_as_torch_writes_it(monkeypatch):
     written = out._version
     fa3.attention(q, k, v, bias=bias, out=out)
     assert out._version == written + 1
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_one_text_serves_what_a_bias_repeats_for_sequences_and_heads(learn):
+    """A kernel is compiled for each text."""
+    from fa3.flex.bias import function_with
+
+    def texts(*shapes):
+        made = (torch.zeros(shape, requires_grad=learn) for shape in shapes)
+        return {function_with(x, None, None)[0].text(LONGEST) for x in made}
+
+    assert len(texts((2, 4, 9, 9), (1, 4, 9, 9), (2, 1, 7, 300), (1, 1, 128, 64))) == 1
+    assert len(texts((2, 4, 1, 9), (1, 1, 1, 64), (1, 4, 1, 9))) == 1
+    slopes = {function_with(None, torch.zeros(b, 4), None)[0].text(LONGEST) for b in (1, 3)}
+    assert len(slopes) == 1

@@ -300,6 +300,7 @@ PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/flex.md").read_text(), r
 SHOWN = (
     *("torch.Size([8])", "tensor(True)", "True", "True", "torch.Size([2, 100, 8, 64])"),
     "torch.Size([2, 1, 8, 64])",
+    "torch.Size([2, 100, 8, 64])",
 )
 
 

@@ -52,6 +52,7 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   cuda::ScoreCaptures captures{};
   if (score != nullptr) {
     FA3_TRY(find_kernel(*score, problem.device_index, &decided.kernel));
+    if (score->only_compiles != 0) return {};
     captures = cuda::captures_of(*score);
   }
   cudaError_t error = scope.error();

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -37,7 +38,9 @@ Status load(const std::string& code, const void** kernel) {
 
 struct Known {
   std::shared_mutex mutex;
-  std::unordered_map<std::string, const void*> kernels;  // by ProgramKey::bytes()
+  // By ProgramKey::bytes(). A kernel is made by the thread that has its mutex.
+  std::unordered_map<std::string, const void*> kernels;
+  std::unordered_map<std::string, std::shared_ptr<std::mutex>> makers;
 };
 
 Known& known_kernels() {
@@ -56,6 +59,18 @@ Status find_code(const Program& program, const char* nvrtc, std::string* code) {
   return {};
 }
 
+namespace {
+
+std::shared_ptr<std::mutex> maker_of(const ProgramKey& key) {
+  Known& known = known_kernels();
+  const std::lock_guard insertion(known.mutex);
+  std::shared_ptr<std::mutex>& mutex = known.makers[key.bytes()];
+  if (mutex == nullptr) mutex = std::make_shared<std::mutex>();
+  return mutex;
+}
+
+}  // namespace
+
 const void* known_kernel(const ProgramKey& key) {
   Known& known = known_kernels();
   const std::shared_lock lock(known.mutex);
@@ -65,8 +80,8 @@ const void* known_kernel(const ProgramKey& key) {
 
 Status make_kernel(const ProgramKey& key, const Program& program, const char* nvrtc,
                    const void** kernel) {
-  static std::mutex& one_compiles = *new std::mutex;
-  const std::lock_guard lock(one_compiles);
+  const std::shared_ptr<std::mutex> mutex = maker_of(key);
+  const std::lock_guard lock(*mutex);
   *kernel = known_kernel(key);
   if (*kernel != nullptr) return {};
   std::string code;

@@ -78,6 +78,7 @@ Status run_scored(const fa3_score_function& score, int device, const ForwardPlan
   FA3_TRY(cuda::find_kernel(score_key(score, kernel.config, captured), score.compiler,
                             &kernel.function,
                             [&] { return score_program(score, kernel.config, captured); }));
+  if (score.only_compiles != 0) return {};
   return run(device, scored, workspace, stream);
 }
 
