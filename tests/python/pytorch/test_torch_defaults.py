@@ -82,7 +82,7 @@ CALLS = {
 def test_defaults_change_no_result(name, default):
     from fa3.flex import bias, prepared
 
-    for known in (prepared._kept, bias.traced, bias.of_shapes):  # of calls before
+    for known in (prepared._kept, bias.traced):  # of calls before
         getattr(known, "cache_clear", getattr(known, "clear", None))()
     with defaults(**default):
         actual = CALLS[name]()

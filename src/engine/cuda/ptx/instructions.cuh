@@ -187,6 +187,23 @@ __device__ __forceinline__ void store_global_if(bool condition, float* pointer, 
       : "memory");
 }
 
+// Two numbers that belong together, such as a reference and a sum.
+__device__ __forceinline__ float2 load_global_or(bool condition, const float2* pointer,
+                                                 float2 otherwise) {
+  float2 value;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %2, 0;\n"
+      "mov.b32 %0, %4;\nmov.b32 %1, %5;\n"
+      "@p ld.global.cg.v2.f32 {%0, %1}, [%3];\n}\n"
+      : "=&f"(value.x), "=&f"(value.y)
+      : "r"(int(condition)), "l"(pointer), "f"(otherwise.x), "f"(otherwise.y));
+  return value;
+}
+__device__ __forceinline__ void store_global_if(bool condition, float2* pointer, float2 value) {
+  store_global_if(condition, &pointer->x, value.x, value.y);
+}
+
 // ---- Fragments of one warp ----
 
 // An 8 x 8 matrix of 16-bit elements, of which a lane holds two neighbours of a row, transposed.

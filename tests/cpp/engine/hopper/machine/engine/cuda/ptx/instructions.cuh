@@ -72,6 +72,13 @@ inline void store_global_if(bool condition, float* pointer, float first, float s
   machine::store_global(pointer);
 }
 
+inline float2 load_global_or(bool condition, const float2* pointer, float2 otherwise) {
+  return condition ? *pointer : otherwise;
+}
+inline void store_global_if(bool condition, float2* pointer, float2 value) {
+  if (condition) *pointer = {machine::settled(value.x), machine::settled(value.y)};
+}
+
 inline uint32_t transposed(uint32_t pair) {
   return pair;
 }
