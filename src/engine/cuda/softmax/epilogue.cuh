@@ -238,7 +238,8 @@ __device__ __forceinline__ void store_partial(const PartialOutput& to, int parti
     const float sum = query < queries.used ? all : 0.0f;
     const float ref = query < queries.used ? state.ref[r] : -kInfinity;
     const int64_t at = to.row(partial, tile_row + row);
-    store_global_if(exists && lane % kQuadLanes == 0, to.sums + at, {ref, sum});
+    store_global_if(exists && lane % kQuadLanes == 0, reinterpret_cast<float2*>(to.sums + at),
+                    float2{ref, sum});
     const int lane_column = fragment_lane_column(lane);
     store_floats<false>(to.o + at * to.columns + lane_column, exists ? to.columns - lane_column : 0,
                         output, r, inverse_of(sum));

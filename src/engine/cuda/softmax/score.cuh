@@ -26,7 +26,8 @@ __device__ __forceinline__ float bounded_p(float exponent) {
 
 // The least power of two that is not below the scale.
 __device__ __forceinline__ float power_above(float scale) {
-  const uint32_t up = (__float_as_uint(scale) + 0x7fffff) & 0x7f800000;
+  uint32_t up = (__float_as_uint(scale) + 0x7fffff) & 0x7f800000;
+  settle(up);  // computed anew, as no register is left for it in the loop of steps
   return __uint_as_float(up < 0x7f000000 ? up : 0x7f000000);
 }
 // What products are multiplied by in a row with this reference.

@@ -7,7 +7,6 @@
 
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
-#include "engine/hopper/ptx/flag.cuh"
 #include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {
@@ -69,10 +68,9 @@ struct CombinedSum {
 
 // Without keys where the condition does not hold.
 __device__ __forceinline__ PartialSum load_partial_sum(bool condition, const PartialSum* pointer) {
-  PartialSum found;
-  ptx::load_pair_if(condition, &pointer->ref, found.ref, found.sum);
-  if (!condition) found.ref = -kInfinity;
-  return found;
+  const float2 found =
+      load_global_or(condition, reinterpret_cast<const float2*>(pointer), float2{-kInfinity, 0});
+  return {found.x, found.y};
 }
 
 // Adds up splits first_split, first_split + Warps, ... of rows row, row + step, ...: four columns
