@@ -62,8 +62,6 @@ STREAM_K_SPILLED = {(256, 128, 64): 5}
 CACHE_SPILLED = {(256, 64): 7, (256, 128): 12}
 # Kernels with dropout for three warpgroups, by head dim.
 DROPOUT_SPILLED = {64: 25}
-# Dense kernels, likewise: the factors of online steps (docs/lab/hopper.md, scores of any size).
-DENSE_SPILLED = {(64, 192, 128): 6}
 
 
 # Loads of spilled registers of e4m3 kernels, by head dim, rows and keys: none in the loop of steps
@@ -139,8 +137,7 @@ def forward(
     sites = 2 + 2 * guarded + (2 + guarded if variant == CAPPED else 0)
     early = guarded and dv <= 64 and not dropout
     known = CACHE_SPILLED.get((d, block_m), 0) if narrow else SPILLED.get((d, block_m, block_n), 0)
-    dense = DENSE_SPILLED.get((d, block_m, block_n), 0)
-    spilled = known if variant in (GENERAL, CAPPED) else dense
+    spilled = known if variant in (GENERAL, CAPPED) else 0
     if variant == STREAM_K:
         spilled = STREAM_K_SPILLED.get((d, block_m, block_n), 0)
     if dropout:

@@ -90,19 +90,12 @@ class ScoreStep {
     if (masked) mask(r, first_key);
     if constexpr (C.block_mask) masked = hides_by_bits(r, block, first_key) || masked;
     if (!masked && may_guard) return guarded(r, block);
-    online(r);
-    if (!kHasScoreFunction && any_warp_wants_online_steps(r)) {
+    if (online(r) && !kHasScoreFunction) {
       never_guard();
     } else if constexpr (C.block_mask) {
       if (!masked) may_guard_below(block);
     }
     return true;
-  }
-
-  // Behind the last block: references as the epilogue takes them.
-  __device__ __forceinline__ void finish(Tile& r) const {
-#pragma unroll
-    for (int t = 0; t < Tile::kRowTiles; ++t) r.rows[t] = in_log2_units(score_, r.rows[t]);
   }
 
  private:
@@ -169,12 +162,6 @@ class ScoreStep {
     if (first && thread_in_block() % kWarpSize == 0) mine_.blocks.online_from = block;
   }
 
-  __device__ __forceinline__ static bool any_warp_wants_online_steps(const Tile& r) {
-    bool wants = false;
-#pragma unroll
-    for (int t = 0; t < Tile::kRowTiles; ++t) wants |= any_wants_online_steps(r.rows[t]);
-    return __any_sync(0xffffffff, wants);
-  }
   // As if enough guards had fired, so that may_guard_below() finds no first time.
   __device__ __forceinline__ void never_guard() {
     if (thread_in_block() % kWarpSize != 0) return;
@@ -182,21 +169,23 @@ class ScoreStep {
     mine_.blocks.online_from = 0;
   }
 
-  // Most often nothing moves: then a vote is all.
-  __device__ __forceinline__ void online(Tile& r) const {
+  // Returns what online_step() does.
+  __device__ __forceinline__ bool online(Tile& r) const {
     StepResult results[Tile::kRowTiles];
-    bool moves = false;
+    bool moves = false, large = false;
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) {
-      online_step(r.scores[t], r.rows[t], score_, results[t]);
+      large |= online_step(r.scores[t], r.rows[t], score_, results[t]);
       moves |= results[t].rescale[0] != 1.0f || results[t].rescale[1] != 1.0f;
     }
+    // Most often nothing moves: then a vote is all.
     if (__any_sync(0xffffffff, moves)) {
 #pragma unroll
       for (int t = 0; t < Tile::kRowTiles; ++t) r.rescale(t, results[t]);
     }
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) r.add_sums(t, results[t]);
+    return large;
   }
 
   __device__ __forceinline__ bool guarded(Tile& r, int block) {

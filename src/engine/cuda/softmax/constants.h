@@ -11,9 +11,6 @@ inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kLog2E = std::numbers::log2e_v<float>;
 inline constexpr float kLn2 = std::numbers::ln2_v<float>;
 
-// Numbers in log2 units from here on are spaced by 16 and more.
-inline constexpr float kLarge = 0x1p28f;
-
 // A softmax scale in log2 units. Those that no float holds count as the largest float: a factor of
 // infinity would make NaN of products that are zero.
 constexpr float log2_scale(float scale) {

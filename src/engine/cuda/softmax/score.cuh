@@ -16,35 +16,6 @@ __device__ __forceinline__ float bounded_p(float exponent) {
   return ex2(-fabsf(exponent));
 }
 
-// ---- Scores of any size ----
-//
-// The exponent of a score is one fused multiplication less a rounded reference, so it is off by
-// half the reference's last bit. From kLarge on that could leave the range of 2^x, so products of
-// the row are multiplied by a power of two in place of the scale, which rounds nothing: equal
-// scores keep equal P. Other scores are so far apart there that P of the smaller one is nothing by
-// either factor.
-
-// The least power of two that is not below the scale.
-__device__ __forceinline__ float power_above(float scale) {
-  uint32_t up = (__float_as_uint(scale) + 0x7fffff) & 0x7f800000;
-  settle(up);  // computed anew, as no register is left for it in the loop of steps
-  return __uint_as_float(up < 0x7f000000 ? up : 0x7f000000);
-}
-// What products are multiplied by in a row with this reference.
-__device__ __forceinline__ float factor_of(float scale, float ref) {
-  return fabsf(ref) < kLarge ? scale : power_above(scale);
-}
-// The reference against which a product has P = 1.
-__device__ __forceinline__ float reference_of(float scale, float product) {
-  const float scaled = __fmul_rn(product, scale);
-  return fabsf(scaled) < kLarge ? scaled : __fmul_rn(product, power_above(scale));
-}
-// A reference in log2 units.
-__device__ __forceinline__ float in_log2_units(float scale, float ref) {
-  const float inverse_power = __uint_as_float(0x7f000000 - __float_as_uint(power_above(scale)));
-  return fabsf(ref) < kLarge ? ref : __fmul_rn(ref, __fmul_rn(scale, inverse_power));
-}
-
 struct ScaledScore {
   float scale_log2;  // softmax scale * log2(e)
 
@@ -53,24 +24,14 @@ struct ScaledScore {
   template <int Count>
   __device__ __forceinline__ void prepare(float (&)[Count]) const {}
 
-  // What exponent() knows of a row by its reference.
-  using Factor = float;
-  __device__ __forceinline__ float row_factor(float ref) const {
-    return factor_of(scale_log2, ref);
-  }
   // log2 of P of a product against a reference.
-  __device__ __forceinline__ float exponent(float product, float ref, float factor) const {
-    return __fmaf_rn(product, factor, -ref);
-  }
   __device__ __forceinline__ float exponent(float product, float ref) const {
-    return exponent(product, ref, scale_log2);
+    return __fmaf_rn(product, scale_log2, -ref);
   }
-  // The reference against which this product has the largest P.
+  // The reference against which this product has the largest P. Rounded once, so that equal
+  // products have equal ones.
   __device__ __forceinline__ float reference(float product) const {
-    return reference_of(scale_log2, product);
-  }
-  __device__ __forceinline__ float log2_units(float ref) const {
-    return in_log2_units(scale_log2, ref);
+    return __fmul_rn(product, scale_log2);
   }
 };
 
@@ -98,16 +59,8 @@ struct CappedScoreOf {
     }
   }
 
-  // Scores are in log2 units, and their distances exact.
-  struct Factor {};
-  __device__ __forceinline__ Factor row_factor(float) const {
-    return {};
-  }
-  __device__ __forceinline__ float exponent(float score, float ref, Factor = {}) const {
+  __device__ __forceinline__ float exponent(float score, float ref) const {
     return score - ref;
-  }
-  __device__ __forceinline__ float log2_units(float ref) const {
-    return ref;
   }
   __device__ __forceinline__ float reference(float score) const {
     return score;
@@ -130,29 +83,29 @@ using CappedScore = CappedScoreOf<SoftCap>;
 // can take from O below 2^-126 * 2^24, and O's range above is what it was.
 template <class Score, int Keys, int HeadroomLog2 = 0>
 struct ScoreOf16BitP : Score {
-  static constexpr int kGroups = 1;  // of a block's keys, with numbers of their own
+  static constexpr int kGroups = 1;       // of a block's keys, with numbers of their own
+  static constexpr bool kRebases = true;  // rows with large references (softmax.cuh)
   // The largest P, where the reference is taken from its score.
   static constexpr float kTop = 1.0f / float(1 << HeadroomLog2);
   static constexpr float kTopLog2 = float(-HeadroomLog2);  // not -0, which would cost an addition
   static constexpr float kBound = 256.0f * Keys / 4;  // on guarded_sum(): above, the guard fires
 
-  using Factor = typename Score::Factor;
-  __device__ __forceinline__ Factor row_factor(int, float ref) const {
-    return Score::row_factor(ref);
-  }
   // For a product of a group of keys, in one of the thread's rows.
-  __device__ __forceinline__ float exponent(int, int, float product, float ref,
-                                            Factor factor) const {
-    return Score::exponent(product, ref, factor);
+  __device__ __forceinline__ float exponent(int, int, float product, float ref) const {
+    return Score::exponent(product, ref);
   }
+  // Rounded down: to nearest, large references of unequal products could become equal.
   __device__ __forceinline__ float reference(float product) const {
-    return Score::reference(product) - kTopLog2;
-  }
-  __device__ __forceinline__ float log2_units(int, float ref) const {
-    return Score::log2_units(ref);
+    const float of_one = Score::reference(product);
+    return kTop == 1.0f ? of_one : __fadd_rd(of_one, -kTopLog2);
   }
   // What reference() takes. The groups' largest products are compared by it.
   __device__ __forceinline__ float comparable(int, int, float product) const { return product; }
+  // A product whose exponent against a reference of 0 is that of `product` against the one of
+  // `largest`, a comparable one.
+  __device__ __forceinline__ float distance(int, float product, float largest) const {
+    return product - largest;
+  }
 
   using Result = StepResult;
   __device__ __forceinline__ void add_up(const float (&parts)[1][2], int row,

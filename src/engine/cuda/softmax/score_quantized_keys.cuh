@@ -26,22 +26,23 @@ struct ScaledSoftCap {
 // Hooks for P in 16 bits and products whose rows have factors of their own, beside the tile's.
 template <int Keys>
 struct RowScaledScore : ScoreOf16BitP<ScaledScore, Keys> {
-  float scale[kRowsPerThread];
+  float factor[kRowsPerThread];
 
   __device__ __forceinline__ void set_scales(float tile, const float (&rows)[kRowsPerThread]) {
     // Not zero: masked scores are -inf.
-    for (int row = 0; row < kRowsPerThread; ++row) scale[row] = fmaxf(tile * rows[row], 0x1p-126f);
+    for (int row = 0; row < kRowsPerThread; ++row) factor[row] = fmaxf(tile * rows[row], 0x1p-126f);
   }
 
-  __device__ __forceinline__ float row_factor(int row, float ref) const {
-    return factor_of(scale[row], ref);
+  __device__ __forceinline__ float exponent(int, int row, float product, float ref) const {
+    return __fmaf_rn(product, factor[row], -ref);
   }
   __device__ __forceinline__ float comparable(int, int row, float product) const {
-    return reference_of(scale[row], product);
+    return __fmul_rn(product, factor[row]);
   }
   __device__ __forceinline__ float reference(float largest) const { return largest; }
-  __device__ __forceinline__ float log2_units(int row, float ref) const {
-    return in_log2_units(scale[row], ref);
+  __device__ __forceinline__ float distance(int row, float product, float largest) const {
+    // The inverse is not zero, which would make NaN of a masked score, -inf.
+    return (comparable(0, row, product) - largest) * rcp(fminf(factor[row], 0x1p126f));
   }
 };
 

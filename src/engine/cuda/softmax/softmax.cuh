@@ -92,26 +92,16 @@ struct BlockSums {
   }
 };
 
-// What exponents are computed with in rows with these references.
-template <class Score>
-struct RowFactors {
-  typename Score::Factor of[kRowsPerThread];
-
-  __device__ __forceinline__ RowFactors(const Score& score, const float (&ref)[kRowsPerThread])
-      : of{score.row_factor(0, ref[0]), score.row_factor(1, ref[1])} {}
-};
-
 // Scores [Begin, End) of the thread's first rows become P against `ref`.
 template <int Begin, int End, int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float (&ref)[2],
-                                             const RowFactors<Score>& factors, const Score& score,
-                                             BlockSums<Score>& sums) {
+                                             const Score& score, BlockSums<Score>& sums) {
 #pragma unroll
   for (int i = Begin; i < End; ++i) {
     constexpr int kSize = Count / Score::kGroups;
     const int row = fragment_row_index(i), group = i / kSize;
     if (Rows < kRowsPerThread && row >= Rows) continue;
-    scores[i] = ex2(score.exponent(group, row, scores[i], ref[row], factors.of[row]));
+    scores[i] = ex2(score.exponent(group, row, scores[i], ref[row]));
     add_p<Score>(sums.part[row][group][i % 2], scores[i], i, group * kSize);
   }
 }
@@ -181,39 +171,65 @@ __device__ __forceinline__ float move_reference(float& ref, float max, const Sco
   return ex2(old_ref - finite_ref);
 }
 
-// Whether guarded steps, which know no large references (score.cuh), are not for this row: it has
-// one, or may come to one by a few fired guards.
-__device__ __forceinline__ bool wants_online_steps(float ref) {
-  return fabsf(ref) >= kLarge / 2 && ref != -kInfinity;
+// ---- Scores of any size ----
+//
+// The exponent of a score is one fused multiplication less a rounded reference, so it is off by
+// half the reference's last bit: from large references on by so much that 2^x could be 0 or
+// infinite.
+
+// Below, the rounding leaves P at most 4 times as large. An infinite reference is not large:
+// infinite scores make NaN, as in standard attention.
+__device__ __forceinline__ bool is_large(float finite_ref) {
+  return fabsf(finite_ref) >= 0x1p26f;
 }
-__device__ __forceinline__ bool any_wants_online_steps(const RowState& rows) {
-  return wants_online_steps(rows.ref[0]) || wants_online_steps(rows.ref[1]);
+__device__ __forceinline__ bool any_is_large(const float (&finite_ref)[kRowsPerThread]) {
+  return __any_sync(0xffffffff, is_large(finite_ref[0]) || is_large(finite_ref[1]));
 }
 
-// Takes the thread's first rows; others are left as they are.
+// Scores of rows with large references become distances from the row's largest, which are exact, so
+// equal scores keep equal P. `finite_ref` becomes what P of the distances is computed against.
+template <class Score, int Count>
+__device__ __forceinline__ void rebase_large_rows(float (&scores)[Count],
+                                                  const float (&max)[kRowsPerThread],
+                                                  const Score& score,
+                                                  float (&finite_ref)[kRowsPerThread]) {
+  bool rebases[kRowsPerThread];
+#pragma unroll
+  for (int row = 0; row < kRowsPerThread; ++row) {
+    // Where the row sees a key of the block.
+    rebases[row] = is_large(finite_ref[row]) && fabsf(max[row]) < kInfinity;
+    if (rebases[row]) {
+      finite_ref[row] = finite_ref[row] - score.reference(max[row]) - Score::kTopLog2;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    const int row = fragment_row_index(i);
+    if (rebases[row]) scores[i] = score.distance(row, scores[i], max[row]);
+  }
+}
+
+// Takes the thread's first rows; others are left as they are. Returns whether the warp has a row
+// with a large reference: then guarded steps, which know none, must not follow.
 template <int Rows = kRowsPerThread, class Score, int Count>
-__device__ __forceinline__ void online_step(float (&scores)[Count], RowState& rows,
+__device__ __forceinline__ bool online_step(float (&scores)[Count], RowState& rows,
                                             const Score& score, typename Score::Result& result) {
-  float max[kRowsPerThread];
+  float max[kRowsPerThread] = {};
   row_max<Rows>(scores, score, max);
   float finite_ref[kRowsPerThread] = {};
 #pragma unroll
   for (int row = 0; row < Rows; ++row) {
     result.rescale[row] = move_reference(rows.ref[row], max[row], score, finite_ref[row]);
   }
-  BlockSums<Score> sums;
-  exponentiate<0, Count, Rows>(scores, finite_ref, {score, finite_ref}, score, sums);
-  sums.store(score, result);
-}
-
-// Rows as an epilogue takes them: large references in log2 units (score.cuh).
-template <class Score>
-__device__ __forceinline__ RowState in_log2_units(const Score& score, RowState rows) {
-#pragma unroll
-  for (int row = 0; row < kRowsPerThread; ++row) {
-    rows.ref[row] = score.log2_units(row, rows.ref[row]);
+  bool large = false;
+  if constexpr (Score::kRebases) {
+    large = any_is_large(finite_ref);
+    if (large) rebase_large_rows(scores, max, score, finite_ref);
   }
-  return rows;
+  BlockSums<Score> sums;
+  exponentiate<0, Count, Rows>(scores, finite_ref, score, sums);
+  sums.store(score, result);
+  return large;
 }
 
 // `meanwhile` is called once the thread's first Early of P are there.
@@ -221,12 +237,10 @@ template <int Early, class Score, int Count, class Meanwhile>
 __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowState& rows,
                                              const Score& score, typename Score::Result& result,
                                              const Meanwhile& meanwhile) {
-  constexpr float kSmall[kRowsPerThread] = {};  // no reference is large
-  const RowFactors<Score> factors(score, kSmall);
   BlockSums<Score> sums;
-  exponentiate<0, Early>(scores, rows.ref, factors, score, sums);
+  exponentiate<0, Early>(scores, rows.ref, score, sums);
   meanwhile();
-  exponentiate<Early, Count>(scores, rows.ref, factors, score, sums);
+  exponentiate<Early, Count>(scores, rows.ref, score, sums);
   sums.store(score, result);
 }
 

@@ -9,7 +9,6 @@
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
-#include "engine/cuda/softmax/score.cuh"
 #include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/decode/stages.cuh"
@@ -210,19 +209,28 @@ class WarpRows {
         for (int distance = kQuadLanes; distance < kWarpSize; distance *= 2) {
           most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, distance));
         }
-        const float to_log2 = to_log2_units(n, j);
-        const float before = ref_[n][j], ref = fmaxf(before, reference_of(to_log2, most));
+        const float to_log2 = kHasScoreFunction ? kLog2E : factor_[n][j];
+        const float before = ref_[n][j], of_most = __fmul_rn(most, to_log2),
+                    ref = fmaxf(before, of_most);
         moved |= ref != before;
         factor[n][j] = ref == -kInfinity ? 1.0f : ex2(before - ref);
         ref_[n][j] = ref;
-        const float from = ref == -kInfinity ? 0.0f : ref, scale = factor_of(to_log2, from);
+        float from = finite_reference(ref);
+        if (is_large(from) && fabsf(most) < kInfinity) {  // as rebase_large_rows()
+          from = ref - of_most;
+#pragma unroll
+          for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+            for (int i = j; i < 4; i += 2) scores_[m][n][i] -= most;
+          }
+        }
         float sum = 0.0f;
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
           for (int i = j; i < 4; i += 2) {
             float& s = scores_[m][n][i];
-            s = ex2(__fmaf_rn(s, scale, -from));
+            s = ex2(__fmaf_rn(s, to_log2, -from));
             sum += s;
           }
         }
@@ -302,8 +310,7 @@ class WarpRows {
         }
         float* const to = part + row * kPartialStride;
         if (at_.group == 0) {
-          *reinterpret_cast<float2*>(to + C.head_dim_v) = {
-              in_log2_units(to_log2_units(n, j), ref_[n][j]), sum_[n][j]};
+          *reinterpret_cast<float2*>(to + C.head_dim_v) = {ref_[n][j], sum_[n][j]};
         }
 #pragma unroll
         for (int i = 0; i < kChannelTiles; ++i) {
@@ -320,11 +327,6 @@ class WarpRows {
   }
 
  private:
-  // From what softmax() finds as scores: products, or what a function has returned.
-  __device__ __forceinline__ float to_log2_units(int n, int j) const {
-    return kHasScoreFunction ? kLog2E : factor_[n][j];
-  }
-
   static constexpr bool kWidens = C.dequantizes();
   static constexpr int kChunkChannels = tile::kChunkBytes / bytes_of(C.types().stored);
   static constexpr int kChunks = C.head_dim / (kQuadLanes * kChunkChannels);  // of a lane

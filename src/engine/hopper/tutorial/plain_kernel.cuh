@@ -145,7 +145,7 @@ class PlainForward {
     ptx::wgmma_wait_group<0>();
     const int warp = int(thread_in_block() % kWarpgroupSize) / kWarpSize;
     store_rows<E>(p_.output, {tile_.batch, tile_.pack, 0, p_.seqlen_q},
-                  first_row + warp * kRowsPerWarp, output, in_log2_units(score(), rows));
+                  first_row + warp * kRowsPerWarp, output, rows);
   }
 
  private:

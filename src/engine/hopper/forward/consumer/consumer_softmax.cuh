@@ -90,13 +90,6 @@ __device__ __forceinline__ void look_for_references(ConsumerState<C>& c, const R
   if (__any_sync(0xffffffff, lacks_one)) go_online(c);
 }
 
-// Before guarded steps, which know no large references.
-template <ForwardConfig C>
-__device__ __forceinline__ void look_for_large_references(ConsumerState<C>& c,
-                                                          const RowState& rows) {
-  if (__any_sync(0xffffffff, any_wants_online_steps(rows))) go_online(c);
-}
-
 template <ForwardConfig C>
 __device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C>& r,
                                                bool starts_tile, ScoreStep<C>& result) {
@@ -114,10 +107,7 @@ __device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C
       return;
     }
   }
-  online_step(r.scores, r.rows, c.score, result);
-  if constexpr (C.guarded && !C.capped() && !C.e4m3) {
-    if (c.tile.guarded_steps_follow()) look_for_large_references(c, r.rows);
-  }
+  if (online_step(r.scores, r.rows, c.score, result) && C.guarded) go_online(c);
   if constexpr (kScoreMayHide && C.guarded) {
     if (starts_tile) look_for_references(c, r.rows);
   }

@@ -32,15 +32,19 @@ __device__ __forceinline__ void multiply_scores(ConsumerState<C>& c, ThreadTile<
 }
 
 // References follow the rows' maxima; O and its sums, which are at rest, follow the references.
+// `ref`: what P is computed against.
 template <ForwardConfig C>
 __device__ __forceinline__ void follow_maximum(ConsumerState<C>& c, ThreadTile<C>& r,
-                                               ScoreStep<C>& result) {
+                                               ScoreStep<C>& result, float (&ref)[kRowsPerThread]) {
   float max[kRowsPerThread];
   row_max(r.scores, c.score, max);
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
-    float finite_ref;
-    result.rescale[row] = move_reference(r.rows.ref[row], max[row], c.score, finite_ref);
+    result.rescale[row] = move_reference(r.rows.ref[row], max[row], c.score, ref[row]);
+  }
+  if (any_is_large(ref)) {
+    rebase_large_rows(r.scores, max, c.score, ref);
+    go_online(c);
   }
   rescale_output(c, r, result);
 }
@@ -66,11 +70,10 @@ __device__ __forceinline__ void weigh(ConsumerState<C>& c, ThreadTile<C>& r) {
   ScoreStep<C> result;
   bool online = !c.tile.takes_guarded_step();
   for (;;) {
-    if (online) follow_maximum(c, r, result);
-    const float ref[kRowsPerThread] = {finite_reference(r.rows.ref[0]),
-                                       finite_reference(r.rows.ref[1])};
+    float ref[kRowsPerThread] = {finite_reference(r.rows.ref[0]), finite_reference(r.rows.ref[1])};
+    if (online) follow_maximum(c, r, result, ref);
     BlockSums<Score> sums;
-    exponentiate<0, C.block_n / 2>(r.scores, ref, {c.score, ref}, c.score, sums);
+    exponentiate<0, C.block_n / 2>(r.scores, ref, c.score, sums);
     sums.store(c.score, result);
     if (online || !guard_fires<Score>(result)) break;
     after_guard_fired(c, r, result);

@@ -104,10 +104,9 @@ __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTil
                                                rows, values);
     }
   } else if constexpr (kAddsLines) {
-    store_tile<C, IsLast>(c.params, work, first_row, r,
-                          with_references(c, stage, in_log2_units(c.score, rows)));
+    store_tile<C, IsLast>(c.params, work, first_row, r, with_references(c, stage, rows));
   } else {
-    store_tile<C, IsLast>(c.params, work, first_row, r, in_log2_units(c.score, rows));
+    store_tile<C, IsLast>(c.params, work, first_row, r, rows);
   }
   c.stages.release_work_tile(stage);
 }

@@ -28,7 +28,7 @@ struct Step {
 
   void take(const Products& products) {
     std::copy(products.begin(), products.end(), p);
-    online_step(p, rows, score, result);
+    large = online_step(p, rows, score, result);
   }
   // P of the score with this number among those of row 0.
   float of_first_row(int i) const { return p[i / 2 * 4 + i % 2]; }
@@ -37,6 +37,7 @@ struct Step {
   float p[kScores];
   RowState rows{};
   typename Score::Result result{};
+  bool large = false;
 };
 
 // Hooks for P in 16 bits, whose scores are products times `factor`, in log2 units.
@@ -45,7 +46,7 @@ ScoreOf16BitP<ScaledScore, 48, 24> of_bf16(float factor) {
 }
 RowScaledScore<48> of_cache(float factor) {
   RowScaledScore<48> score;
-  score.scale[0] = score.scale[1] = factor;
+  score.factor[0] = score.factor[1] = factor;
   return score;
 }
 
@@ -67,11 +68,12 @@ TEST(LargeReferences, of_equal_scores_leave_equal_weights) {
         Products products;
         products.fill(sign * size / factor);
         const Step<Score> step(score, products);
-        // Off by the rounding of the reference, or without the headroom that it has no bits for.
+        // Below, off by the rounding of the reference; beyond, by none but of the headroom.
         EXPECT_GE(step.p[0], Score::kTop / 256) << size << " " << factor;
-        EXPECT_LE(step.p[0], std::max(256 * Score::kTop, 1.0f)) << size << " " << factor;
+        EXPECT_LE(step.p[0], std::max(4 * Score::kTop, 1.0f)) << size << " " << factor;
         for (const float p : step.p) EXPECT_EQ(p, step.p[0]) << size;
-        const float ref = in_log2_units(score, step.rows).ref[0] + Score::kTopLog2;
+        EXPECT_EQ(step.large, size > 6.8e7f) << size;
+        const float ref = step.rows.ref[0] + Score::kTopLog2;
         EXPECT_NEAR(ref, sign * size, 4e-7f * size + 1e-3f) << factor;
       }
     }
@@ -101,6 +103,24 @@ TEST(LargeReferences, of_the_blocks_before_are_met_by_equal_scores) {
       step.take(products);
       for (const float p : step.p) EXPECT_EQ(p, 0.0f);
       EXPECT_EQ(step.result.rescale[0], 1.0f);
+    }
+  });
+}
+
+// One step of float32 apart, in blocks of their own: the headroom leaves no reference equal.
+TEST(LargeReferences, of_unequal_scores_in_two_blocks_are_not_equal) {
+  for_every_hook([](const auto& score, float factor) {
+    using Score = std::remove_cvref_t<decltype(score)>;
+    float size = 2.2e8f / factor;
+    for (int i = 0; i < 100; ++i) {
+      Products products;
+      products.fill(size);
+      Step<Score> step(score, products);
+      const float top = step.p[0];
+      products.fill(std::nextafter(size, 0.0f));
+      step.take(products);
+      size = std::nextafter(size, kInfinity);
+      EXPECT_LT(step.p[0], 0.02f * top) << factor;
     }
   });
 }

@@ -161,10 +161,10 @@ inline float __fsub_rn(float a, float b) {
 inline float __fmul_rn(float a, float b) {
   return a * b;
 }
-inline float __fmul_ru(float a, float b) {
-  const double exact = double(a) * b;
-  const float nearest = float(exact);
-  return double(nearest) < exact ? std::nextafterf(nearest, INFINITY) : nearest;
+inline float __fadd_rd(float a, float b) {
+  const double sum = double(a) + double(b);
+  const float near = float(sum);
+  return double(near) > sum ? std::nextafterf(near, -INFINITY) : near;
 }
 inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);
