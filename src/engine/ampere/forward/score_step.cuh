@@ -90,7 +90,8 @@ class ScoreStep {
     if (masked) mask(r, first_key);
     if constexpr (C.block_mask) masked = hides_by_bits(r, block, first_key) || masked;
     if (!masked && may_guard) return guarded(r, block);
-    if (online(r) && !kHasScoreFunction) {
+    online(r);
+    if (!kHasScoreFunction && has_large_references(r)) {  // guarded steps know none
       never_guard();
     } else if constexpr (C.block_mask) {
       if (!masked) may_guard_below(block);
@@ -169,13 +170,21 @@ class ScoreStep {
     mine_.blocks.online_from = 0;
   }
 
-  // Returns what online_step() does.
-  __device__ __forceinline__ bool online(Tile& r) const {
-    StepResult results[Tile::kRowTiles];
-    bool moves = false, large = false;
+  __device__ __forceinline__ static bool has_large_references(const Tile& r) {
+    bool large = false;
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) {
-      large |= online_step(r.scores[t], r.rows[t], score_, results[t]);
+      large |= is_large(r.rows[t].ref[0]) || is_large(r.rows[t].ref[1]);
+    }
+    return __any_sync(0xffffffff, large);
+  }
+
+  __device__ __forceinline__ void online(Tile& r) const {
+    StepResult results[Tile::kRowTiles];
+    bool moves = false;
+#pragma unroll
+    for (int t = 0; t < Tile::kRowTiles; ++t) {
+      online_step(r.scores[t], r.rows[t], score_, results[t]);
       moves |= results[t].rescale[0] != 1.0f || results[t].rescale[1] != 1.0f;
     }
     // Most often nothing moves: then a vote is all.
@@ -185,7 +194,6 @@ class ScoreStep {
     }
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) r.add_sums(t, results[t]);
-    return large;
   }
 
   __device__ __forceinline__ bool guarded(Tile& r, int block) {

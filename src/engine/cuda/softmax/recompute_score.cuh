@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scores of one key block a second time, by one warp alone: P has overflowed in the registers
-// that held them. Q and K come from global memory, because their shared memory may hold other tiles
-// by now. Rare, so it is kept short rather than fast.
+// The scores of one key block a second time, by one warp alone: P that is of no use (it overflowed,
+// or its scores are huge) is in the registers that held them. Q and K come from global memory,
+// because their shared memory may hold other tiles by now. Rare, so it is kept short rather than
+// fast.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
@@ -42,7 +43,8 @@ __device__ __forceinline__ void load_global_if(bool condition, const PagedKey<E>
                  value);
 }
 
-// `queries` are the warp's rows; `keys` points at the block's first row. All its keys exist.
+// `queries` are the warp's rows; `keys` points at the block's first row, of which and of whose
+// followers `num_keys` exist; others have score 0.
 //
 // A lane loads 16 bytes of a row at once, where a product wants two times 4 bytes from it. The sum
 // over columns does not care which column is which, as long as Q and K agree: so a lane's first 8
@@ -50,14 +52,15 @@ __device__ __forceinline__ void load_global_if(bool condition, const PagedKey<E>
 template <Element E, int HeadDim, int Count, class Key>
 __device__ __forceinline__ void recompute_score(float (&scores)[Count], const RowTensor& q,
                                                 int batch, const LaneRows& queries, Key keys,
-                                                int64_t key_stride) {
+                                                int64_t key_stride, int num_keys) {
   constexpr int kLaneColumns = 16 / bytes_of(E);
   constexpr int kColumns = kLaneColumns * kQuadLanes;  // of two products
   constexpr int kKeys = 8;
   const int lane = int(thread_in_block() % kWarpSize);
   const Bits<E>* const q_row[kRowsPerThread] = {q.at<E>(batch, queries.head[0], queries.row[0]),
                                                 q.at<E>(batch, queries.head[1], queries.row[1])};
-  const Key first_key = keys + lane / kQuadLanes * key_stride;
+  const int lane_key = lane / kQuadLanes;
+  const Key first_key = keys + lane_key * key_stride;
 #pragma unroll
   for (float& score : scores) score = 0.0f;
 #pragma unroll 1
@@ -70,7 +73,7 @@ __device__ __forceinline__ void recompute_score(float (&scores)[Count], const Ro
 #pragma unroll
     for (int n = 0; n < Count * 2; n += kKeys, key += kKeys * key_stride) {
       uint32_t b[4];
-      load_global_if(exists, key, b);
+      load_global_if(exists && n + lane_key < num_keys, key, b);
 #pragma unroll
       for (int half = 0; half < 4; half += 2) {
         const uint32_t a[4] = {low_row[half], high_row[half], low_row[half + 1],

@@ -177,13 +177,14 @@ __device__ __forceinline__ float move_reference(float& ref, float max, const Sco
 // half the reference's last bit: from large references on by so much that 2^x could be 0 or
 // infinite.
 
-// Below, the rounding leaves P at most 4 times as large. An infinite reference is not large:
-// infinite scores make NaN, as in standard attention.
-__device__ __forceinline__ bool is_large(float finite_ref) {
-  return fabsf(finite_ref) >= 0x1p26f;
+// Below, the rounding leaves P at most 4 times as large. An infinite reference is not large: a row
+// without keys has it, and infinite scores make NaN, as in standard attention.
+__device__ __forceinline__ bool is_large(float ref) {
+  constexpr uint32_t kLeast = 0x4c800000, kInfinite = 0x7f800000;  // 2^26
+  return (__float_as_uint(ref) & 0x7fffffff) - kLeast < kInfinite - kLeast;
 }
-__device__ __forceinline__ bool any_is_large(const float (&finite_ref)[kRowsPerThread]) {
-  return __any_sync(0xffffffff, is_large(finite_ref[0]) || is_large(finite_ref[1]));
+__device__ __forceinline__ bool any_is_large(const float (&ref)[kRowsPerThread]) {
+  return __any_sync(0xffffffff, is_large(ref[0]) || is_large(ref[1]));
 }
 
 // Scores of rows with large references become distances from the row's largest, which are exact, so
@@ -209,10 +210,10 @@ __device__ __forceinline__ void rebase_large_rows(float (&scores)[Count],
   }
 }
 
-// Takes the thread's first rows; others are left as they are. Returns whether the warp has a row
-// with a large reference: then guarded steps, which know none, must not follow.
-template <int Rows = kRowsPerThread, class Score, int Count>
-__device__ __forceinline__ bool online_step(float (&scores)[Count], RowState& rows,
+// Takes the thread's first rows; others are left as they are. Without `Rebases` P of rows with
+// large references is of no use: the caller looks for them.
+template <int Rows = kRowsPerThread, bool Rebases = true, class Score, int Count>
+__device__ __forceinline__ void online_step(float (&scores)[Count], RowState& rows,
                                             const Score& score, typename Score::Result& result) {
   float max[kRowsPerThread] = {};
   row_max<Rows>(scores, score, max);
@@ -221,15 +222,12 @@ __device__ __forceinline__ bool online_step(float (&scores)[Count], RowState& ro
   for (int row = 0; row < Rows; ++row) {
     result.rescale[row] = move_reference(rows.ref[row], max[row], score, finite_ref[row]);
   }
-  bool large = false;
-  if constexpr (Score::kRebases) {
-    large = any_is_large(finite_ref);
-    if (large) rebase_large_rows(scores, max, score, finite_ref);
+  if constexpr (Rebases && Score::kRebases) {
+    if (any_is_large(finite_ref)) rebase_large_rows(scores, max, score, finite_ref);
   }
   BlockSums<Score> sums;
   exponentiate<0, Count, Rows>(scores, finite_ref, score, sums);
   sums.store(score, result);
-  return large;
 }
 
 // `meanwhile` is called once the thread's first Early of P are there.

@@ -107,7 +107,7 @@ __device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C
       return;
     }
   }
-  if (online_step(r.scores, r.rows, c.score, result) && C.guarded) go_online(c);
+  online_step<kRowsPerThread, !C.guarded>(r.scores, r.rows, c.score, result);
   if constexpr (kScoreMayHide && C.guarded) {
     if (starts_tile) look_for_references(c, r.rows);
   }
@@ -146,12 +146,22 @@ __device__ __forceinline__ void rescale_output(ConsumerState<C>& c, ThreadTile<C
   r.rescale_output(step.rescale);
 }
 
-// Where P has overflowed, its scores are gone too: their block counts for nothing until
+// Where P is of no use, its scores are gone too: their block counts for nothing until
 // recompute_block().
 template <ForwardConfig C>
 __device__ __forceinline__ void lose_scores(ConsumerState<C>& c, ScoreStep<C>& result) {
   result.block_sum[0] = result.block_sum[1] = 0.0f;
   c.tile.lose_scores();
+}
+
+// Behind an online step. Its P are of no use beside a large reference, which is looked for late:
+// before the exponentials a vote is waited for.
+template <ForwardConfig C>
+__device__ __forceinline__ void lose_huge_scores(ConsumerState<C>& c, const RowState& rows,
+                                                 ScoreStep<C>& result) {
+  if constexpr (C.guarded && ConsumerState<C>::Score::kRebases) {
+    if (any_is_large(rows.ref)) lose_scores(c, result);
+  }
 }
 
 // After this many fired guards in a tile a warp takes the rest of it by online steps: one costs
@@ -211,6 +221,9 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
     c.score.prepare(r.scores, r, c.params, work, c.first_row_of(work), c.tile.first_key());
   } else {
     prepare_scores(c, r);
+  }
+  if constexpr (ConsumerState<C>::Score::kRebases) {  // of e4m3, guarded steps alone lose scores
+    if (c.tile.block() >= c.masked_from() || c.tile.hides_left()) mask(c, r);
   }
   ScoreStep<C> result;
   online_step(r.scores, r.rows, c.score, result);

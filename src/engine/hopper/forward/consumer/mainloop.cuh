@@ -73,6 +73,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   prepare_scores(c, r);
   ScoreStep<C> result;
   online_softmax(c, r, true, result);  // line 6
+  lose_huge_scores(c, r.rows, result);
   r.add_sums(result);
   drop_and_pack_p<0>(c, r);
   start_output(c, r);
@@ -131,6 +132,7 @@ __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, boo
       rescale_output(c, r, result);
     }
     pack_p<0, kEarly>(r);
+    lose_huge_scores(c, r.rows, result);
   }
   r.add_sums(result);
   drop_and_pack_p<kEarly>(c, r);  // line 16

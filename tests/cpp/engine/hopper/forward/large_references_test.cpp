@@ -28,7 +28,8 @@ struct Step {
 
   void take(const Products& products) {
     std::copy(products.begin(), products.end(), p);
-    large = online_step(p, rows, score, result);
+    online_step(p, rows, score, result);
+    large = any_is_large(rows.ref);
   }
   // P of the score with this number among those of row 0.
   float of_first_row(int i) const { return p[i / 2 * 4 + i % 2]; }
