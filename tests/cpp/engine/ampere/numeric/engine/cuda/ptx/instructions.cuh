@@ -73,10 +73,16 @@ inline void load_global_if(bool condition, const float* pointer, float4& value) 
 inline float load_global_or(bool condition, const float* pointer, float otherwise) {
   return condition ? *pointer : otherwise;
 }
+inline float2 load_global_or(bool condition, const float2* pointer, float2 otherwise) {
+  return condition ? *pointer : otherwise;
+}
 inline void store_global_if(bool condition, void* pointer, const uint32_t (&value)[4]) {
   if (condition) std::memcpy(pointer, value, sizeof(value));
 }
 inline void store_global_if(bool condition, float* pointer, float value) {
+  if (condition) *pointer = value;
+}
+inline void store_global_if(bool condition, float2* pointer, float2 value) {
   if (condition) *pointer = value;
 }
 inline void store_global_if(bool condition, float* pointer, float first, float second) {
