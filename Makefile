@@ -74,7 +74,7 @@ $(VENV)/bin/sphinx-build: $(VENV)/bin/pytest requirements-docs.txt
 #@ To change fa3
 
 # KERNELS=OFF leaves out the GPU's kernels, the most of it; all else is there, for tests. BF16 has half
-# of them, SAMPLE one row of each table.
+# of them, SAMPLE one of each kind.
 KERNELS ?= ON
 build:  ## the library, the fa3 command, the Python package and the tests, into build/
 	@tools/setup.sh build test

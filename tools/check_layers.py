@@ -57,7 +57,7 @@ HOPPER_ROOMS = {
     "kernels/": "config/ tile/",
     "instances/": "tables/ kernels/ forward/ decode/ backward/ config/",
     "plan/": "instances/ tables/ kernels/ fp8/ forward_params.h scheduler/ config/ host/",
-    "launch/": "plan/ instances/ tables/ backward/ fp8/ combine/ "
+    "launch/": "plan/ instances/ kernels/ tables/ backward/ fp8/ combine/ "
     "forward_params.h scheduler/ config/ host/",
 }
 

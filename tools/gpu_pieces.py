@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kernel_sources import ROOT, source_hash
 
-# Checks of kernels, row by row of their tables.
+# Checks of kernels, one by one.
 PROGRAMS = tuple(
     f"fa3_gpu_check{kind}"
     for kind in ("", "_disturbed", "_every_lane", "_backward", "_backward_disturbed")
@@ -27,7 +27,7 @@ SANITIZED_BACKWARD = ("64x128", "packed-used")
 # racecheck sees the backward's kernels up to this head dim alone: beyond it P passes between
 # warpgroups by mbarriers, which it does not follow (docs/lab/backward.md).
 RACECHECK_HEAD_DIM = 128
-# Tables whose rows of the same head dims share a process, and so their inputs and oracles.
+# Kinds whose kernels of the same head dims share a process, and so their inputs and oracles.
 SHARED_TABLES = ("forward", "cache")
 CONTRACT_SHARDS = 6
 EDGE_SECONDS = 60
@@ -148,12 +148,13 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
 
 
 class Row(NamedTuple):
-    """A row of a check program's kernel tables."""
+    """A kernel of a check program."""
 
     number: int
-    table: str
+    table: str  # its kind
     head_dim: int
     head_dim_v: int
+    source: str = ""  # the generated one, without its element
 
 
 def table_rows(program: str) -> list[Row]:
@@ -162,14 +163,14 @@ def table_rows(program: str) -> list[Row]:
         return []
     lines = subprocess.check_output([program, "--list"], text=True).splitlines()
     fields = [line.split() for line in lines]
-    return [Row(int(number), table, int(d), int(dv)) for number, table, d, dv, *_ in fields]
+    return [Row(int(f[0]), f[1], int(f[2]), int(f[3]), *f[4:]) for f in fields]
 
 
 def groups(rows: list[Row]) -> list[list[Row]]:
     """Neighbouring rows that one process checks."""
 
     def shared(row):
-        return row[1:] if row.table in SHARED_TABLES else row
+        return row[1:4] if row.table in SHARED_TABLES else row
 
     return [list(group) for _, group in groupby(rows, key=shared)]
 

@@ -30,28 +30,11 @@ from typing import NamedTuple
 FILE = "kernel_code.json"
 FATBIN_MAGIC, ZSTD_MAGIC = struct.pack("<I", 0xBA55ED50), struct.pack("<I", 0xFD2FB528)
 HOPPER = "src/engine/hopper/CMakeFiles/fa3_hopper_kernels.dir"
-# A table of a check program -> its objects, one a row or one for each element of a row. The plain
-# kernels have one together.
-ENTRIES = {
-    "forward": {
-        "forward": "forward_entry_{}",
-        "plain": "plain_launch",
-        **{t: t + "_entry_{}" for t in ("e4m3", "cache", "stream_k", "decode", "dropout")},
-    },
-    "backward": {
-        "backward": "backward_entry_{}",
-        **{t: t + "_backward_entry_{}" for t in ("dropout", "dense")},
-    },
-}
 
 
-def pass_of(program: str) -> str:
-    return "backward" if "backward" in program else "forward"
-
-
-def objects_of(build: Path, program: str, entry: str) -> list[Path]:
-    """An entry's: the program's own, compiled again for it, or else the library's."""
-    names = [f"{entry}{element}.cu.o" for element in ("", "_fp16", "_bf16")]
+def objects_of(build: Path, program: str, source: str) -> list[Path]:
+    """A generated source's: the program's own, compiled again for it, or else the library's."""
+    names = [f"{source}{element}.cu.o" for element in ("", "_fp16", "_bf16")]
     for folder in (f"tests/cuda/CMakeFiles/{program}.dir", HOPPER):
         if found := [path for name in names for path in (build / folder).rglob(name)]:
             return found
@@ -173,9 +156,9 @@ class Symbol(NamedTuple):
             if mangled[at] != "L":
                 return type_name()
             at += 1
-            type_name()
+            type_of = Element if type_name() == "Element" else int
             number, at = mangled[at : mangled.index("E", at)], mangled.index("E", at) + 1
-            return int(number.replace("n", "-"))
+            return type_of(number.replace("n", "-"))
 
         names, arguments = [], []
         while mangled[at].isdigit():
@@ -189,52 +172,58 @@ class Symbol(NamedTuple):
 
 # The fields of the structs that kernels are templates of, by engine and struct.
 FIELDS = {
-    "hopper ForwardConfig": "element e4m3 head_dim head_dim_v block_m block_n q_stages kv_stages "
-    "overlaps ping_pong ctas_per_sm quantized_stages may_split guarded dropout block_mask variant "
-    "transposes_v continued",
     "hopper BackwardConfig": "element head_dim head_dim_v block_m block_n stages ds_stages helpers "
     "variant splits_steps dropout block_mask wide in_pairs persistent",
 }
+LINE = re.compile(r'fa3 kernel (\w+) (\d+) \w+ "([^"]+)" ([-\d,]+),')
 
 
-def name_of(symbol: Symbol) -> str:
-    """A kernel's name: a struct among the template's arguments is its words."""
-    _, engine, *function = symbol.names
-    arguments = [
-        str(x) if not isinstance(x, tuple) else words_of(f"{engine} {x[0]}", x[1])
-        for x in symbol.arguments
-    ]
-    return " ".join([engine, *function, *arguments])
+class Names:
+    """The catalogue's names of kernels, by the numbers that they are templates of in bf16."""
+
+    def __init__(self, lines: str = ""):
+        self.of_numbers = {match[4]: match[3] for match in LINE.finditer(lines)}
+
+    @classmethod
+    def of_build(cls, build: Path) -> "Names":
+        return cls((build / "generated/engine/hopper/kernels.txt").read_text())
+
+    def of(self, symbol: Symbol) -> str:
+        """A kernel's name: a struct among the template's arguments is its words."""
+        _, engine, *function = symbol.names
+        arguments = [
+            str(x) if not isinstance(x, tuple) else self.words_of(f"{engine} {x[0]}", x[1])
+            for x in symbol.arguments
+        ]
+        return " ".join([engine, *function, *arguments])
+
+    def words_of(self, struct_name: str, values: list) -> str:
+        element, numbers = "", []
+        for value in literals_of(values):
+            if isinstance(value, Element):
+                element, value = ("fp16", "bf16")[value], 1
+            numbers.append(str(int(value)))
+        if name := self.of_numbers.get(",".join(numbers)):
+            return f"{name} {element}"
+        names = FIELDS.get(struct_name, "").split() or [str(i) for i in range(len(values))]
+        fields = dict(zip(names, values, strict=True))
+        return " ".join(f"{name} {value}" for name, value in fields.items() if value)
 
 
-def words_of(struct_name: str, values: list) -> str:
-    names = FIELDS.get(struct_name, "").split() or [str(i) for i in range(len(values))]
-    fields = dict(zip(names, values, strict=True))
-    if struct_name == "hopper ForwardConfig":
-        return forward_words(fields)
-    return " ".join(f"{name} {value}" for name, value in fields.items() if value)
+class Element(int):
+    """A literal of the enum of this name."""
 
 
-def forward_words(c: dict) -> str:
-    general = c["variant"] in (1, 2)
-    tiles = (
-        ("", "", "", "stream-K", "decode", "decode single")[c["variant"]]
-        or ("listed" + " varlen" * general if c["block_mask"] else "")
-        or ("dense" if not general else "split" if c["may_split"] else "varlen")
-    )
-    words = [
-        "e4m3" if c["e4m3"] else "cache" if c["quantized_stages"] else "",
-        f"d{c['head_dim']}/{c['head_dim_v']} {c['block_m']}x{c['block_n']} {tiles}",
-        "capped" if c["variant"] == 2 else "",
-        "dropped" if c["dropout"] else "",
-        "continued" if c["continued"] else "",
-        "rows of V" if c["transposes_v"] else "",
-        ("fp16", "bf16")[c["element"]],
-    ]
-    return " ".join(filter(None, words))
+def literals_of(values: list) -> Iterator[int]:
+    """The numbers of a struct and of the structs in it."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from literals_of(value[1])
+        else:
+            yield value
 
 
-def kernels_in(path: Path) -> dict[str, bytes]:
+def kernels_in(path: Path, names: Names) -> dict[str, bytes]:
     """Name -> digest of its code and constants, of each kernel of an object that has machine
     code."""
     found: dict[str, bytes] = {}
@@ -247,7 +236,7 @@ def kernels_in(path: Path) -> dict[str, bytes]:
         shared = parts.pop("", set())
         for symbol, code in parts.items():
             if ".text" not in symbol:
-                found[name_of(Symbol.of(symbol))] = digest_of(code | shared)
+                found[names.of(Symbol.of(symbol))] = digest_of(code | shared)
     return found
 
 
@@ -256,8 +245,10 @@ def code_of_build(build: Path) -> dict[str, str]:
     objects = sorted(
         path for path in (build / "src" / "engine").rglob("*.cu.o") if "CMakeFiles" in path.parts
     )
+    names = Names.of_build(build)
     with ThreadPoolExecutor() as pool:
-        kernels = chain.from_iterable(d.items() for d in pool.map(kernels_in, objects))
+        found = pool.map(lambda path: kernels_in(path, names), objects)
+        kernels = chain.from_iterable(d.items() for d in found)
         codes: dict[str, set[bytes]] = {}
         for name, digest in kernels:
             codes.setdefault(name, set()).add(digest)
@@ -274,11 +265,9 @@ def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
 
 def code_of_rows(build: Path, program: str, rows: list) -> dict[str, str]:
     """Row number of the program's list -> hash; without those whose objects are not there."""
-    entries = ENTRIES[pass_of(program)]
-    first, found = {}, {}
+    found = {}
     for row in rows:
-        entry = entries[row.table].format(row.number - first.setdefault(row.table, row.number))
-        if objects := objects_of(build, program, entry):
+        if objects := objects_of(build, program, row.source):
             found[str(row.number)] = hash_of(set().union(*map(parts_in, objects)))
     return found
 

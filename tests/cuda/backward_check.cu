@@ -111,15 +111,16 @@ int check_all(const std::string& only, int repeats, bool verbose, int first_row,
 // The rows of the kernel table: number, table, head dims of Q and of V. Needs no GPU.
 void list_rows() {
   int number = 0;
-  for (const auto& row : hopper::kBackwardTable) {
-    std::printf("%d backward %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
-  }
-  for (const auto& row : hopper::kDropoutBackwardTable) {
-    std::printf("%d dropout %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
-  }
-  for (const auto& row : hopper::kDenseBackwardTable) {
-    std::printf("%d dense %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
-  }
+  const auto list = [&](const char* kind, const auto& table, const char* source) {
+    int in_table = 0;
+    for (const auto& [config, why] : table) {
+      std::printf("%d %s %d %d %s_%d\n", number++, kind, config.head_dim, config.head_dim_v, source,
+                  in_table++);
+    }
+  };
+  list("backward", hopper::kBackwardTable, "backward_entry");
+  list("dropout", hopper::kDropoutBackwardTable, "dropout_backward_entry");
+  list("dense", hopper::kDenseBackwardTable, "dense_backward_entry");
 }
 
 }  // namespace

@@ -216,7 +216,7 @@ void print_usage() {
   std::printf(
       "fa3_gpu_check [--list] [--rows FIRST END] [--element fp16|bf16] [--only NAME]\n"
       "              [--repeats N] [--digests FILE] [--earlier FILE] [--gpu-oracle]\n"
-      "  --list     the rows of all kernel tables: number, table, head dims of Q and of V; no GPU\n"
+      "  --list     number, kind, head dims of Q and of V, and source of each kernel; no GPU\n"
       "  --rows     of these, half-open; default: all\n"
       "  --element  only kernels of this type of Q (e4m3: of O)\n"
       "  --only     only cases whose name contains it (tests/cpp/support/cases/kernel_cases.cpp)\n"
@@ -232,7 +232,8 @@ void print_usage() {
 void list_rows() {
   int number = 0;
   for (const SubjectRow& row : subject_rows()) {
-    std::printf("%d %s %d %d\n", number++, name_of(row.table), row.head_dim, row.head_dim_v);
+    std::printf("%d %s %d %d %s\n", number++, name_of(row.kind), row.head_dim, row.head_dim_v,
+                row.source().c_str());
   }
 }
 

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <span>
 
 #include "cuda/plain_launch.h"
 #include "engine/cuda/host/device.h"
 #include "engine/hopper/host/tensor_map.h"
+#include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/kernels/kernel_name.h"
 #include "engine/hopper/kernels/offers.h"
 #include "engine/hopper/launch/launch_e4m3.h"
 #include "engine/hopper/plan/count_tiles.h"
@@ -17,11 +18,6 @@
 #include "engine/hopper/plan/plan_forward.h"
 #include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/plan/select/select.h"
-#include "engine/hopper/tables/cache_table.h"
-#include "engine/hopper/tables/decode_table.h"
-#include "engine/hopper/tables/dropout_table.h"
-#include "engine/hopper/tables/e4m3_table.h"
-#include "engine/hopper/tables/stream_k_table.h"
 #include "support/runs/run.h"
 
 namespace fa3::test {
@@ -51,14 +47,13 @@ int num_sms() {
   return cuda::count_sms(0, &count).ok() ? count : 0;
 }
 
+std::string title_of(const ForwardKernel& kernel, const Form& form) {
+  return std::string(name_of(kernel.config.element)) + " " +
+         std::string(hopper::name_of(kernel.config).view()) + form.name;
+}
+
 Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
-  constexpr const char* kVariants[] = {"",          " general", " capped",
-                                       " stream-K", " decode",  " decode single"};
   const ForwardConfig& g = kernel.config;
-  char name[80];
-  std::snprintf(name, sizeof name, "%s%s d%d/%d %dx%d%s%s", name_of(g.element),
-                g.dequantizes() ? " over float8" : "", g.head_dim, g.head_dim_v, g.block_m,
-                g.block_n, kVariants[int(g.variant)], form.name);
   const auto launch = [kernel, form](const Problem& problem, Placement& placement) {
     const hopper::ForwardCall call = hopper::call_of(problem);
     const hopper::PackGqa pack = hopper::choose_pack(kernel.config, call);
@@ -70,8 +65,15 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
         plan, nullptr, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
   };
   const bool other_form = form.finds_own_tiles() || form.cache;
-  return {name,   g.head_dim, g.head_dim_v, dtype_of(g.element), g.variant,
-          launch, form.cache, other_form,   g.dequantizes()};
+  return {title_of(kernel, form),
+          g.head_dim,
+          g.head_dim_v,
+          dtype_of(g.element),
+          g.variant,
+          launch,
+          form.cache,
+          other_form,
+          g.dequantizes()};
 }
 
 // Each for a CTA, or a cluster of them.
@@ -120,13 +122,6 @@ Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const 
 // On as many SMs; a few: then V is transposed ahead of the tiles of small calls too.
 Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}, int sms = num_sms()) {
   const ForwardConfig& g = kernel.config;
-  char name[80];
-  std::snprintf(name, sizeof name, "e4m3 d%d/%d %dx%d%s%s", g.head_dim, g.head_dim_v, g.block_m,
-                g.block_n,
-                g.general()      ? " capped"
-                : g.transposes_v ? " V in rows"
-                                 : "",
-                form.name);
   const auto launch = [kernel, sms](const Problem& problem, Placement& placement) {
     const hopper::ForwardCall call = hopper::call_of(problem);
     const hopper::Request request = hopper::request_of(problem, call, sms);
@@ -136,15 +131,20 @@ Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}, int sms
     return hopper::launch_e4m3(plan, placement.workspace(static_cast<size_t>(plan.workspace_bytes)),
                                nullptr);
   };
-  Subject subject{name,      g.head_dim, g.head_dim_v, FA3_FLOAT8_E4M3,
-                  g.variant, launch,     form.cache,   form.cache.has_value()};
+  Subject subject{title_of(kernel, form),
+                  g.head_dim,
+                  g.head_dim_v,
+                  FA3_FLOAT8_E4M3,
+                  g.variant,
+                  launch,
+                  form.cache,
+                  form.cache.has_value()};
   subject.transposes_v = g.transposes_v;
   return subject;
 }
 
 Subject dropout_subject(const ForwardKernel& kernel) {
   Subject subject = subject_of(kernel);
-  subject.name += " dropout";
   subject.dropout = true;
   subject.launch = [kernel](const Problem& problem, Placement& placement) {
     const hopper::ForwardCall call = hopper::call_of(problem);
@@ -256,82 +256,68 @@ const char* name_of(Element element) {
   return element == Element::kFp16 ? "fp16" : "bf16";
 }
 
+const char* name_of(Kind kind) {
+  constexpr const char* kNames[] = {"forward",  "plain",  "e4m3",   "cache",
+                                    "stream_k", "decode", "dropout"};
+  return kNames[int(kind)];
+}
+
+std::string SubjectRow::source() const {
+  return row ? "forward_" + std::to_string(row - hopper::kForward.data()) : "plain_launch";
+}
+
 std::vector<SubjectRow> subject_rows() {
   std::vector<SubjectRow> rows;
-  const auto add = [&](Table table, const auto& instances) {
-    for (int i = 0; i < int(instances.size()); ++i) {
-      const ForwardConfig& config = instances[size_t(i)].config;
-      rows.push_back({table, i, config.head_dim, config.head_dim_v});
-    }
-  };
-  add(Table::forward, hopper::kForwardTable);
   for (const int head_dim : hopper::kPlainHeadDims) {
-    rows.push_back(
-        {Table::plain, int(rows.size() - hopper::kForwardTable.size()), head_dim, head_dim});
+    rows.push_back({Kind::plain, head_dim, head_dim, nullptr});
   }
-  add(Table::e4m3, hopper::kE4m3Table);
-  add(Table::cache, hopper::kCacheTable);
-  add(Table::stream_k, hopper::kStreamKTable);
-  add(Table::decode, hopper::kDecodeTable);
-  add(Table::dropout, hopper::kDropoutTable);
+  for (const hopper::Row& row : hopper::kForward) {
+    const ForwardConfig& c = row.kernel;
+    if (!row.built || c.block_mask || c.continued) continue;
+    const Kind kind = c.is_decode()                    ? Kind::decode
+                      : c.variant == Variant::kStreamK ? Kind::stream_k
+                      : c.e4m3                         ? Kind::e4m3
+                      : c.dequantizes()                ? Kind::cache
+                      : c.dropout                      ? Kind::dropout
+                                                       : Kind::forward;
+    rows.push_back({kind, c.head_dim, c.head_dim_v, &row});
+  }
+  std::ranges::stable_sort(rows, {}, &SubjectRow::kind);
   return rows;
 }
 
-const char* name_of(Table table) {
-  constexpr const char* kNames[] = {"forward",  "plain",  "e4m3",   "cache",
-                                    "stream_k", "decode", "dropout"};
-  return kNames[int(table)];
-}
-
-std::vector<Subject> subjects_of(const SubjectRow& row, Element element) {
+std::vector<Subject> subjects_of(const SubjectRow& of, Element element) {
+  if (of.kind == Kind::plain) return {plain_subject(of.head_dim, element)};
   std::vector<Subject> subjects;
   // Where keys lie is a question for no element type: one is enough.
   const bool all_forms = element == Element::kBf16;
-  switch (row.table) {
-    case Table::forward:
-      for (int variant = 0; variant < hopper::kNumVariants; ++variant) {
-        subjects.push_back(
-            subject_of(hopper::forward_kernel_at(row.index, element, Variant(variant))));
-      }
-      if (all_forms) {
-        add_forms(hopper::forward_kernel_at(row.index, element, Variant::kGeneral), &subjects);
-      }
+  const ForwardKernel kernel = hopper::forward_kernel_at(*of.row, element);
+  const ForwardConfig& c = kernel.config;
+  switch (of.kind) {
+    case Kind::forward:
+    case Kind::cache:
+      subjects.push_back(subject_of(kernel));
+      if (all_forms && c.general() && !c.capped()) add_forms(kernel, &subjects);
       break;
-    case Table::plain:
-      subjects.push_back(plain_subject(row.head_dim, element));
-      break;
-    case Table::e4m3: {
+    case Kind::e4m3:
       if (!all_forms) break;  // cases of e4m3 have O in bf16
-      const ForwardKernel kernel = hopper::e4m3_kernel_at(row.index, element);
       subjects.push_back(e4m3_subject(kernel));
-      if (!kernel.config.general()) {
+      if (!c.general()) {
         constexpr int kFewSms = 8;
         subjects.push_back(e4m3_subject(kernel, {.name = " on 8 SMs"}, kFewSms));
       }
       for (const Form& form : kForms) {
-        if (!kernel.config.general() || !can_launch(kernel.config, form)) continue;
-        subjects.push_back(e4m3_subject(kernel, form));
+        if (c.general() && can_launch(c, form)) subjects.push_back(e4m3_subject(kernel, form));
       }
       break;
-    }
-    case Table::cache:
-      for (const Variant variant : {Variant::kGeneral, Variant::kCapped}) {
-        const ForwardKernel kernel = hopper::cache_kernel_at(row.index, element, variant);
-        subjects.push_back(subject_of(kernel));
-        if (all_forms && variant == Variant::kGeneral) add_forms(kernel, &subjects);
-      }
+    case Kind::stream_k:
+    case Kind::decode:
+      add_decoding(kernel, &subjects);
       break;
-    case Table::stream_k:
-      add_decoding(hopper::stream_k_kernel_at(row.index, element), &subjects);
+    case Kind::dropout:
+      subjects.push_back(dropout_subject(kernel));
       break;
-    case Table::decode:
-      for (const Variant variant : {Variant::kDecode, Variant::kDecodeSingle}) {
-        const ForwardKernel kernel = hopper::decode_kernel_at(row.index, element, variant);
-        if (kernel.function != nullptr) add_decoding(kernel, &subjects);
-      }
-      break;
-    case Table::dropout:
-      subjects.push_back(dropout_subject(hopper::dropout_kernel_at(row.index, element)));
+    case Kind::plain:
       break;
   }
   return subjects;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernels fa3_gpu_check checks, and how it launches them: every row of the tables, also where
+// Which kernels fa3_gpu_check checks, and how it launches them: rows of the catalogue, also where
 // another would be chosen, and the plain kernel of the reading guide; besides, keys in caches and
 // tiles that are split.
 #pragma once
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "api/describe/describe.h"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/kernels/row.h"
 #include "support/cases/cache.h"
 #include "support/cases/inputs.h"
 #include "support/runs/placement.h"
@@ -34,15 +34,19 @@ struct Subject {
   std::optional<hopper::ForwardConfig> always_splits{};  // calls for kernels that do nothing else
 };
 
-// The tables of kernels, one after the other; `plain` has the tutorial's kernel by head dim.
-enum class Table { forward, plain, e4m3, cache, stream_k, decode, dropout };
-const char* name_of(Table table);
+// Kinds of kernels, one after the other; `plain` has the tutorial's kernel by head dim.
+enum class Kind { forward, plain, e4m3, cache, stream_k, decode, dropout };
+const char* name_of(Kind kind);
 
 struct SubjectRow {
-  Table table;
-  int index;  // in its table
+  Kind kind;
   int head_dim, head_dim_v;
+  const hopper::Row* row;  // null: a plain kernel
+
+  // Of the generated source that has the kernel.
+  std::string source() const;
 };
+// Without kernels of block masks and those that continue a partial result.
 std::vector<SubjectRow> subject_rows();
 
 const char* name_of(hopper::Element element);

@@ -336,7 +336,7 @@ def build(tmp_path):
         command = ["gcc", "-c", "-x", "assembler", "-", "-o", output]
         subprocess.run(command, input=lines, text=True, check=True)
 
-    for name in ("forward_entry_0", "forward_entry_1"):
+    for name in ("forward_0", "forward_1"):
         stage(name, name)
     return tmp_path, stage
 
@@ -349,7 +349,7 @@ def test_a_check_is_carried_over_while_its_kernels_keep_their_machine_code(build
 
     def verify(known=(), count=2):
         commands = [[str(program), "--rows", str(row), str(row + 1)] for row in range(count)]
-        rows = [gpu_pieces.Row(row, "forward", 64, 64) for row in range(count)]
+        rows = [gpu_pieces.Row(row, "forward", 64, 64, f"forward_{row}") for row in range(count)]
         kernel_code.KernelCode.of_build(folder, {program.name: rows}).save(folder)
         codes = kernel_code.KernelCode.load(folder)
         with ThreadPoolExecutor(2) as pool:
@@ -359,17 +359,17 @@ def test_a_check_is_carried_over_while_its_kernels_keep_their_machine_code(build
     assert first["checks"] == 6 and len(first["code"]) == 2 and "carried" not in first
     again = verify(first["code"])
     assert again["passed"] and again["checks"] == 0 and again["carried"] == 2
-    stage("forward_entry_1", "another")
+    stage("forward_1", "another")
     changed = verify(first["code"])
     assert changed["passed"] and changed["checks"] == 3 and changed["carried"] == 1
     program.write_text("#!/bin/sh\necho 3 checks, 1 failures\n")
-    stage("forward_entry_0", "a third")
+    stage("forward_0", "a third")
     failed = verify(changed["code"])
     assert not failed["passed"] and failed["failures"] == 1 and failed["carried"] == 1
     assert len(failed["code"]) == 1
     # The kernels again, behind a new row.
-    for row, code in enumerate(("new", "forward_entry_0", "forward_entry_1")):
-        stage(f"forward_entry_{row}", code)
+    for row, code in enumerate(("new", "forward_0", "forward_1")):
+        stage(f"forward_{row}", code)
     program.write_text("#!/bin/sh\necho 3 checks, 0 failures\n")
     renumbered = verify(first["code"], count=3)
     assert renumbered["passed"] and renumbered["checks"] == 3 and renumbered["carried"] == 2
@@ -413,11 +413,11 @@ def test_shards_of_the_python_tests_have_each_test_once():
 
 def test_the_code_of_a_row_is_that_of_both_its_elements(build):
     folder, stage = build
-    rows = [gpu_pieces.Row(row, "forward", 64, 64) for row in range(3)]
+    rows = [gpu_pieces.Row(row, "forward", 64, 64, f"forward_{row}") for row in range(3)]
 
     def code(**elements):
         for element, text in elements.items():
-            stage(f"forward_entry_2_{element}", text)
+            stage(f"forward_2_{element}", text)
         return kernel_code.code_of_rows(folder, "fa3_gpu_check", rows)["2"]
 
     both = code(fp16="a", bf16="b")
@@ -427,7 +427,7 @@ def test_the_code_of_a_row_is_that_of_both_its_elements(build):
 
 def test_a_check_of_kernels_whose_objects_are_gone_is_run(build):
     folder, _ = build
-    rows = [gpu_pieces.Row(row, "forward", 64, 64) for row in (0, 7)]
+    rows = [gpu_pieces.Row(row, "forward", 64, 64, f"forward_{row}") for row in (0, 7)]
     codes = kernel_code.KernelCode.of_build(folder, {"fa3_gpu_check": rows})
     assert codes.of_command(["bin/fa3_gpu_check", "--rows", "0", "1"]) is not None
     assert codes.of_command(["bin/fa3_gpu_check", "--rows", "7", "8"]) is None

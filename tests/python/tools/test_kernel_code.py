@@ -10,12 +10,17 @@ from builds import ROOT
 sys.path.insert(0, str(ROOT / "tools"))
 
 import kernel_code
-from kernel_code import Symbol, name_of
+from kernel_code import Names, Symbol
 
 CONFIG = "NS0_13ForwardConfigELNS_4cuda7ElementE"
+NESTED = "_ZN3fa36hopper5shortIXtlNS0_6KernelEtlNS0_5ShapeELi64ELin1EELNS_4cuda7ElementE"
 STREAM_K = (
     f"_ZN3fa36hopper14forward_kernelIXtl{CONFIG}1ELb0ELi64ELi64ELi64ELi128ELi1ELi6ELb1ELb0ELi2ELi0"
     "ELb1ELb0ELb0ELb0ELNS0_7VariantE3ELb0ELb0EEEEEvNS0_13ForwardParamsE"
+)
+LINES = (
+    'fa3 kernel forward 26 other "d64/64 64x128 stream-K" '
+    "1,0,64,64,64,128,1,6,1,0,2,0,1,0,0,0,3,0,0, engine/hopper/forward/stream_k_tiles.cuh\n"
 )
 
 
@@ -40,8 +45,19 @@ def test_a_kernels_symbol_is_its_names_and_its_templates_numbers(mangled, names,
     assert Symbol.of(mangled) == (names, arguments)
 
 
-def test_a_forward_kernel_is_named_in_words():
-    assert name_of(Symbol.of(STREAM_K)) == "hopper forward_kernel d64/64 64x128 stream-K bf16"
+def test_a_forward_kernel_has_the_name_that_the_catalogue_gives_its_numbers():
+    names = Names(LINES)
+    assert names.of(Symbol.of(STREAM_K)) == "hopper forward_kernel d64/64 64x128 stream-K bf16"
+    in_fp16 = STREAM_K.replace("ElementE1E", "ElementE0E")
+    assert names.of(Symbol.of(in_fp16)) == "hopper forward_kernel d64/64 64x128 stream-K fp16"
+    other = STREAM_K.replace("Li6E", "Li7E")
+    assert "stream-K" not in names.of(Symbol.of(other))
+
+
+def test_names_of_nested_structs_are_found_by_all_their_numbers():
+    names = Names('fa3 kernel forward 3 sample "small" 64,-1,1, a.cuh\n')
+    assert names.of(Symbol.of(f"{NESTED}1EEEEEvi")) == "hopper short small bf16"
+    assert names.of(Symbol.of(f"{NESTED}0EEEEEvi")) == "hopper short small fp16"
 
 
 @pytest.fixture
@@ -51,6 +67,9 @@ def build(tmp_path):
     def stage(name, kernels):
         objects = tmp_path / "src" / "engine" / "hopper" / "CMakeFiles" / "kernels.dir"
         objects.mkdir(parents=True, exist_ok=True)
+        catalogue = tmp_path / "generated" / "engine" / "hopper" / "kernels.txt"
+        catalogue.parent.mkdir(parents=True, exist_ok=True)
+        catalogue.write_text(LINES)
         sections = "".join(
             f'.section .text.{symbol},"a"\n.ascii "{text}"\n' for symbol, text in kernels.items()
         )

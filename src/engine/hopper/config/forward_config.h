@@ -3,7 +3,7 @@
 // from them: which scheduler, KV loader and combine the kernel is made of
 // (forward/producer/), tile shapes (tile_shapes.h), registers (register_budget.h) and how
 // its consumers are compiled (consumer_tuning.h). Plain constexpr, readable on any host. The
-// configurations that are built stand in tables/.
+// kernels that there are stand in kernels/forward.h.
 #pragma once
 
 #include "core/macros.h"

@@ -24,12 +24,12 @@ constexpr int smem_bytes_of_each(int blocks) {
   return (kMaxSmemBytes + kOwnSmemBytes) / blocks - kOwnSmemBytes;
 }
 
-// What a kernel is compiled for. Rows of the forward and backward tables come in the first three.
+// What a kernel is compiled for. Rows of the backward's tables come in the first three.
 enum class Variant : unsigned char {
   kDense,         // one length for all sequences, full or causal
   kGeneral,       // windows, sinks and lengths of their own too
   kCapped,        // softcap too
-  kStreamK,       // few queries, and nothing but what these need (stream_k_table.h)
+  kStreamK,       // few queries, and nothing but what these need (kernels/forward.h)
   kDecode,        // the same for fewer still: the decode kernels (decode/)
   kDecodeSingle,  // a single sequence: each split of a tile has a cluster of CTAs
 };

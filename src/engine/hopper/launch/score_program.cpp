@@ -11,18 +11,17 @@
 #include "engine/hopper/config/config_text.h"
 #include "engine/hopper/config/key_term.h"
 #include "engine/hopper/forward_params.h"
+#include "engine/hopper/kernels/headers_of.h"
 
 namespace fa3::hopper {
 namespace {
 
-const char* scheduler_of(const ForwardConfig& c) {
-  if (c.block_mask) return "listed_tiles.cuh";
-  return c.scheduler() == SchedulerKind::kDense ? "dense_tiles.cuh" : "varlen_tiles.cuh";
-}
-
-const char* loader_of(const ForwardConfig& c) {
-  if (c.block_mask) return "load_tma_listed.cuh";
-  return c.kv_loader() == KvLoaderKind::kDense ? "load_tma.cuh" : "load_tma_pages.cuh";
+std::string includes_of(const ForwardConfig& c) {
+  std::string includes;
+  for (const std::string_view header : headers_of(c)) {
+    if (!header.empty()) includes += concat("#include \"", header, "\"\n");
+  }
+  return includes;
 }
 
 cuda::ScoreKernel kernel_of(std::string includes, std::string text) {
@@ -45,7 +44,7 @@ constexpr const char* kPlaceOfListedStep =
 cuda::Program decode_program(const fa3_score_function& score, const ForwardConfig& c) {
   return cuda::forward_program(
       score,
-      kernel_of("#include \"engine/hopper/decode/decode_kernel.cuh\"\n",
+      kernel_of(includes_of(c),
                 concat("constexpr ForwardConfig kConfig = ", cuda::text_of(c),
                        ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
                        " && sizeof(DecodeSmem<kConfig>) <= "
@@ -162,10 +161,7 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
   return cuda::forward_program(
       score,
       kernel_of(concat(definitions, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
-                       "#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
-                       "#include \"engine/hopper/forward/producer/",
-                       loader_of(c), "\"\n#include \"engine/hopper/forward/producer/schedule/",
-                       scheduler_of(c), "\"\n"),
+                       "#include \"engine/hopper/forward/forward_kernel.cuh\"\n", includes_of(c)),
                 concat("constexpr ForwardConfig kConfig = ", cuda::text_of(c),
                        ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
                        " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"

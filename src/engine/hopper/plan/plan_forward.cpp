@@ -10,7 +10,6 @@
 #include "engine/hopper/config/decode_shape.h"
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/instances/row_kernel.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/select/check_score.h"
@@ -189,7 +188,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   const auto& [row, tiling] = select(request);
   if (problem.score != nullptr) FA3_TRY(check_score(request, row));
   const Element element = element_of(is_e4m3 ? problem.o.dtype : problem.dtype);
-  const ForwardKernel kernel = kernel_at(*row, element);
+  const ForwardKernel kernel = forward_kernel_at(*row, element);
   const ForwardPlan decided =
       plan_launch(kernel, call, tiling, num_sms, together_in(problem, call));
   const ForwardConfig& c = kernel.config;

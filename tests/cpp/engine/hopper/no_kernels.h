@@ -1,22 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by the generated source files of a build without kernels: the entries of every table,
+// Included by the generated sources of kernels that a build leaves out: their entries,
 // each with an address of its own in a kernel's place, which no GPU would launch. Planners and
 // launchers run on them over a runtime that only counts.
 #pragma once
 
-#include "engine/hopper/config/decode_shape.h"
 #include "engine/hopper/instances/backward_entry.h"
 #include "engine/hopper/instances/forward_entry.h"
-#include "engine/hopper/tables/cache_table.h"
-#include "engine/hopper/tables/continued_table.h"
-#include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/dense_backward_table.h"
 #include "engine/hopper/tables/dropout_backward_table.h"
-#include "engine/hopper/tables/dropout_table.h"
-#include "engine/hopper/tables/e4m3_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
-#include "engine/hopper/tables/mask_table.h"
-#include "engine/hopper/tables/stream_k_table.h"
 #include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
@@ -29,54 +21,10 @@ alignas(16) inline constexpr char kNoKernel[16] = {};
 
 constexpr int kSomeSmem = 1 << 17;  // so that launches ask for it
 
-template <ForwardConfig C>
-ForwardKernel no_kernel() {
-  return {C, kNoKernel<C>, kSomeSmem};
-}
-
-template <int Row, Element E, Variant V>
+template <int Row, Element E>
 ForwardKernel forward_entry() {
-  return no_kernel<kForwardTable[Row].config.with(E, V)>();
-}
-
-template <int Row, Element E, Variant V>
-ForwardKernel cache_entry() {
-  return no_kernel<kCacheTable[Row].config.with(E, V)>();
-}
-
-template <int Row, Element E>
-ForwardKernel stream_k_entry() {
-  return no_kernel<kStreamKTable[Row].config.with(E, Variant::kStreamK)>();
-}
-
-template <int Row, Element E, Variant V>
-ForwardKernel decode_entry() {
-  constexpr ForwardConfig kConfig = kDecodeTable[Row].config.with(E, V);
-  if (decode_shape(kConfig).stages == 0) return {};
-  return no_kernel<kConfig>();
-}
-
-template <int Row, Element E>
-ForwardKernel dropout_entry() {
-  constexpr ForwardConfig kTile = kDropoutTable[Row].config;
-  return no_kernel<kTile.with(E, kTile.variant)>();
-}
-
-template <int Row, Element E, Variant V>
-ForwardKernel mask_entry() {
-  return no_kernel<kMaskTable[Row].config.with(E, V)>();
-}
-
-template <int Row, Element E>
-ForwardKernel continued_entry() {
-  constexpr ForwardConfig kTile = kContinuedTable[Row].config;
-  return no_kernel<kTile.with(E, kTile.variant)>();
-}
-
-template <int Row, Element E>
-ForwardKernel e4m3_entry() {
-  constexpr ForwardConfig kTile = kE4m3Table[Row].config;
-  return no_kernel<kTile.with(E, kTile.variant)>();
+  constexpr ForwardConfig kConfig = kernel_of(kForward[Row], E);
+  return {kConfig, kNoKernel<kConfig>, kSomeSmem};
 }
 
 template <BackwardConfig kMain>

@@ -19,7 +19,8 @@ TEST_F(ScoreProgram, LoadsAheadFromTheOnlyTensorOfKeys) {
       "return score * load<float, 0>(h) + load_of_key<Half, 3>(kv_idx, q_idx);";
   constexpr char kTwice[] =
       "return score + load_of_key<Half, 1>(kv_idx, h) + load_of_key<Half, 2>(kv_idx, q_idx);";
-  const auto c = kSmall.with(hopper::Element::kFp16, hopper::Variant::kGeneral);
+  const auto c =
+      scored_kernels(Scored::kAny, hopper::Variant::kGeneral, hopper::Element::kFp16).front();
   const auto once = hopper::score_program(function_of(kOnce), c);
   const auto twice = hopper::score_program(function_of(kTwice), c);
   EXPECT_NE(once.text.find("#define FA3_SCORE_PAIRS 3\n"), std::string::npos);
@@ -55,28 +56,30 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
   const auto general = [](const auto& row, hopper::Element element) {
     return row.config.with(element, hopper::Variant::kGeneral);
   };
-  for (const hopper::KernelInstance& row : hopper::kScoreTable) {
-    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.block_n != 80)
-        << row.config.head_dim;
+  for (const auto& kernel : scored_kernels(Scored::kAny)) {
+    EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.block_n != 80) << kernel.head_dim;
   }
-  for (const hopper::KernelInstance& row : hopper::kListedScoreTable) {
-    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.head_dim == 64);
+  for (const auto& kernel : scored_kernels(Scored::kListed)) {
+    EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.head_dim == 64);
   }
   for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
     EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.head_dim <= 128);
   }
-  for (const hopper::KernelInstance& row : tried_rows(hopper::kScoreTable)) {
-    if (!hopper::takes_captured_tile(dense(row))) continue;
-    compiles(dense(row));
-    if (!is_quick()) compiles(general(row, hopper::Element::kFp16));
+  const auto compiles_if_tiles = [&](const auto& kernels) {
+    for (const auto& kernel : tried_rows(kernels)) {
+      if (hopper::takes_captured_tile(kernel)) compiles(kernel);
+    }
+  };
+  constexpr auto kGeneral = hopper::Variant::kGeneral;
+  compiles_if_tiles(scored_kernels(Scored::kAny));
+  if (!is_quick()) {
+    compiles_if_tiles(scored_kernels(Scored::kAny, kGeneral, hopper::Element::kFp16));
   }
-  for (const hopper::KernelInstance& row : tried_rows(hopper::kTileScoreTable)) {
-    EXPECT_TRUE(hopper::takes_captured_tile(general(row, hopper::Element::kBf16)));
-    compiles(general(row, hopper::Element::kBf16));
+  for (const auto& kernel : scored_kernels(Scored::kTiles, kGeneral)) {
+    EXPECT_TRUE(hopper::takes_captured_tile(kernel));
+    compiles(kernel);
   }
-  for (const hopper::KernelInstance& row : hopper::kListedScoreTable) {
-    if (row.config.head_dim == 64) compiles(dense(row));
-  }
+  compiles_if_tiles(scored_kernels(Scored::kListed));
   for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
     if (row.config.head_dim != 128 && (is_quick() || row.config.head_dim > 128)) continue;
     compiles(dense(row));
@@ -101,29 +104,30 @@ TEST_F(ScoreProgram, BeginsWithWhatTheFunctionAdds) {
   score.tensors = &bias;
   score.num_tensors = 1;
   const auto has = [&](const char* line) {
-    const auto program = hopper::score_program(score, hopper::kScoreTable[0].config, 0);
+    const auto program = hopper::score_program(score, kSmall, 0);
     return program.text.find(line) != std::string::npos;
   };
   EXPECT_TRUE(has(kAdds) && has(kOnce));
-  const auto compiles = [&](const hopper::KernelInstance& row, hopper::Variant variant) {
-    const auto config = row.config.with(hopper::Element::kFp16, variant);
+  const auto compiles = [&](const hopper::ForwardConfig& config) {
     std::string code;
     const Status status = cuda::find_code(hopper::score_program(score, config, 0), nullptr, &code);
     EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
   };
-  compiles(hopper::kTileScoreTable[0], hopper::Variant::kGeneral);
+  constexpr auto kDense = hopper::Variant::kDense, kGeneral = hopper::Variant::kGeneral;
+  constexpr auto kFp16 = hopper::Element::kFp16;
+  compiles(scored_kernels(Scored::kTiles, kGeneral, kFp16).front());
   if (!is_quick()) {
-    compiles(hopper::kScoreTable[0], hopper::Variant::kDense);
-    compiles(hopper::kScoreTable[1], hopper::Variant::kDense);
+    compiles(scored_kernels(Scored::kAny, kDense, kFp16)[0]);
+    compiles(scored_kernels(Scored::kAny, kDense, kFp16)[1]);
     score.may_hide = 1;
-    compiles(hopper::kListedScoreTable[0], hopper::Variant::kDense);
+    compiles(scored_kernels(Scored::kListed, kDense, kFp16).front());
   }
   bias.stride[0] = 0;  // heads share it
   EXPECT_TRUE(has(kAdds) && !has(kOnce));
   bias = {.rank = 2, .shape = {100, 200}, .stride = {208, 1}};
   EXPECT_FALSE(has(kOnce));
   // Without tiles there is nothing to begin with.
-  const auto without = hopper::score_program(score, hopper::kScoreTable[0].config);
+  const auto without = hopper::score_program(score, kSmall);
   EXPECT_EQ(without.text.find(kAdds), std::string::npos);
 }
 
@@ -143,13 +147,12 @@ TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
   constexpr char kKeyTerm[] =
       "const float x = load<float, 0>(h, kv_idx);\nreturn score + key_term(x);\n";
   // What a kernel is told, which compiles.
-  const auto told = [](const char* text, const hopper::KernelInstance& row, hopper::Variant variant,
+  const auto told = [](const char* text, const hopper::ForwardConfig& kernel,
                        bool compiles = true) {
-    const auto program =
-        hopper::score_program(function_of(text), row.config.with(hopper::Element::kBf16, variant));
+    const auto program = hopper::score_program(function_of(text), kernel);
     std::string code, found;
     const Status status = compiles ? cuda::find_code(program, nullptr, &code) : Status{};
-    EXPECT_TRUE(status.ok()) << row.config.head_dim << ": " << status.message();
+    EXPECT_TRUE(status.ok()) << kernel.head_dim << ": " << status.message();
     for (const char* name :
          {"ADDS", "LINEAR", "PIECEWISE_LINEAR", "RUN", "CLAMPED_RUN", "KEY_TERM"}) {
       const std::string line = std::string("#define FA3_SCORE_") + name + "\n";
@@ -157,28 +160,36 @@ TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
     }
     return found;
   };
-  const auto dense = hopper::Variant::kDense, general = hopper::Variant::kGeneral;
-  for (const hopper::KernelInstance& row : tried_rows(hopper::kPureScoreTable)) {
-    EXPECT_EQ(told(kLine, row, dense), "ADDS LINEAR ");
-    EXPECT_EQ(told(kTwoLines, row, general), "ADDS PIECEWISE_LINEAR ");
-    EXPECT_EQ(told(kRun, row, dense), "ADDS RUN ");
-    EXPECT_EQ(told(kClampedRun, row, dense), "ADDS CLAMPED_RUN ");
-    EXPECT_EQ(told(kKeyTerm, row, general), "ADDS KEY_TERM ");
-    if (is_quick()) continue;
-    EXPECT_EQ(told(kLine, row, general), "ADDS LINEAR ");
-    EXPECT_EQ(told(kRun, row, general), "ADDS RUN ");
+  constexpr auto kGeneral = hopper::Variant::kGeneral;
+  for (const auto& kernel : tried_rows(scored_kernels(Scored::kPure))) {
+    EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
+    EXPECT_EQ(told(kRun, kernel), "ADDS RUN ");
+    EXPECT_EQ(told(kClampedRun, kernel), "ADDS CLAMPED_RUN ");
   }
-  for (const hopper::KernelInstance& row : tried_rows(hopper::kListedScoreTable)) {
-    EXPECT_EQ(told(kLine, row, dense), "ADDS LINEAR ");
-    EXPECT_EQ(told(kKeyTerm, row, dense), "ADDS KEY_TERM ");
-    if (!is_quick()) EXPECT_EQ(told(kRun, row, general), "ADDS RUN ");
+  for (const auto& kernel : tried_rows(scored_kernels(Scored::kPure, kGeneral))) {
+    EXPECT_EQ(told(kTwoLines, kernel), "ADDS PIECEWISE_LINEAR ");
+    EXPECT_EQ(told(kKeyTerm, kernel), "ADDS KEY_TERM ");
+    if (is_quick()) continue;
+    EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
+    EXPECT_EQ(told(kRun, kernel), "ADDS RUN ");
+  }
+  for (const auto& kernel : tried_rows(scored_kernels(Scored::kListed))) {
+    EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
+    EXPECT_EQ(told(kKeyTerm, kernel), "ADDS KEY_TERM ");
+  }
+  if (!is_quick()) {
+    for (const auto& kernel : scored_kernels(Scored::kListed, kGeneral)) {
+      EXPECT_EQ(told(kRun, kernel), "ADDS RUN ");
+    }
   }
   // At 256 columns lines and terms of keys take a stage of keys and values from the pipeline.
-  for (const hopper::KernelInstance& row : hopper::kScoreTable) {
-    const bool compiles = !is_quick() || row.config.head_dim == 256;
-    EXPECT_EQ(told(kTwoLines, row, general, compiles), "ADDS PIECEWISE_LINEAR ");
-    EXPECT_EQ(told(kKeyTerm, row, dense, compiles), "ADDS KEY_TERM ");
-    if (!is_quick()) EXPECT_EQ(told(kLine, row, general), "ADDS LINEAR ");
+  const auto compiled = [](const auto& kernel) { return !is_quick() || kernel.head_dim == 256; };
+  for (const auto& kernel : scored_kernels(Scored::kAny, kGeneral)) {
+    EXPECT_EQ(told(kTwoLines, kernel, compiled(kernel)), "ADDS PIECEWISE_LINEAR ");
+    if (!is_quick()) EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
+  }
+  for (const auto& kernel : scored_kernels(Scored::kAny)) {
+    EXPECT_EQ(told(kKeyTerm, kernel, compiled(kernel)), "ADDS KEY_TERM ");
   }
 }
 

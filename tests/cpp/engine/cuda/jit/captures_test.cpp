@@ -14,7 +14,6 @@
 #include "engine/hopper/launch/score_program.h"
 #include "engine/hopper/plan/select/choose_together.h"
 #include "engine/hopper/tables/backward_table.h"
-#include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
 
 namespace fa3 {
@@ -108,16 +107,17 @@ TEST(ScoreKeys, TellProgramsApart) {
     for (const auto e : {hopper::Element::kBf16, hopper::Element::kFp16}) {
       for (const auto v : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
         for (const int captured : {hopper::kNoTile, 0}) {
+          for (const Scored scored :
+               {Scored::kAny, Scored::kPure, Scored::kTiles, Scored::kListed}) {
+            for (const auto& kernel : scored_kernels(scored, v, e)) on_hopper(kernel, captured);
+          }
           const auto both = [&](const auto& row) { on_hopper(row.config.with(e, v), captured); };
-          std::ranges::for_each(hopper::kScoreTable, both);
-          std::ranges::for_each(hopper::kPureScoreTable, both);
-          std::ranges::for_each(hopper::kListedScoreTable, both);
           std::ranges::for_each(hopper::kBackwardTable, both);
           std::ranges::for_each(hopper::kMaskBackwardTable, both);
         }
       }
-      for (const hopper::KernelInstance& row : hopper::kDecodeTable) {
-        on_hopper(row.config.with(e, hopper::Variant::kDecode), hopper::kNoTile);
+      for (const auto& kernel : scored_kernels(Scored::kAny, hopper::Variant::kDecode, e)) {
+        on_hopper(kernel, hopper::kNoTile);
       }
       for (const ampere::KernelInstance& row : ampere::kForwardTable) {
         on_ampere(row.config.with(e).with_score_function(), {8, 0});

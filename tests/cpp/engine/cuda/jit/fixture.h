@@ -6,14 +6,14 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <ranges>
 #include <string>
 #include <vector>
 
 #include "engine/cuda/jit/nvrtc.h"
-#include "engine/hopper/tables/score_table.h"
+#include "engine/hopper/catalogue.h"
 
 namespace fa3 {
 
@@ -42,7 +42,30 @@ class CacheFolder : public testing::Test {
 
 using ScoreProgram = CacheFolder;
 
-constexpr hopper::ForwardConfig kSmall = hopper::kScoreTable[0].config;
+// Kernels that are compiled with a score function: of any function; three warpgroups for one that
+// captures nothing, and for one that loads tiles; over the lists of a block mask.
+enum class Scored { kAny, kPure, kTiles, kListed };
+
+inline std::vector<hopper::ForwardConfig> scored_kernels(
+    Scored scored, hopper::Variant variant = hopper::Variant::kDense,
+    hopper::Element element = hopper::Element::kBf16) {
+  using cuda::Need;
+  std::vector<hopper::ForwardConfig> kernels;
+  for (const hopper::Row& row : hopper::kForward) {
+    const cuda::Needs kinds = row.score_kinds;
+    const Scored found = row.kernel.block_mask          ? Scored::kListed
+                         : kinds.has(Need::kScoreOther) ? Scored::kAny
+                         : kinds.has(Need::kScorePure)  ? Scored::kPure
+                                                        : Scored::kTiles;
+    if (!row.built && row.kernel.variant == variant && found == scored) {
+      if (!kinds.has(Need::kScorePure) && kinds.has(Need::kScoreRun)) continue;  // as for kPure
+      kernels.push_back(hopper::kernel_of(row, element));
+    }
+  }
+  return kernels;
+}
+
+inline const hopper::ForwardConfig kSmall = scored_kernels(Scored::kAny).front();
 
 inline fa3_score_function function_of(const char* text) {
   fa3_score_function score{};
@@ -64,11 +87,12 @@ inline bool is_quick() {
   return std::getenv("FA3_TEST_QUICK") != nullptr;
 }
 
-// The rows of a table that are compiled, some seconds each: all, or the narrowest.
-template <class Instance, size_t kRows>
-std::vector<Instance> tried_rows(const std::array<Instance, kRows>& table) {
-  if (is_quick()) return {table.front()};
-  return {table.begin(), table.end()};
+// Of kernels or of the rows of a table, those that are compiled, some seconds each: all, or the
+// narrowest.
+template <class Rows>
+auto tried_rows(const Rows& rows) {
+  using Row = std::ranges::range_value_t<Rows>;
+  return std::vector<Row>(rows.begin(), is_quick() ? rows.begin() + 1 : rows.end());
 }
 
 }  // namespace fa3

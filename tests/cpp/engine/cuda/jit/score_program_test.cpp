@@ -15,7 +15,6 @@
 #include "engine/hopper/config/config_text.h"
 #include "engine/hopper/launch/score_program.h"
 #include "engine/hopper/tables/backward_table.h"
-#include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
 
 namespace fa3 {
@@ -60,25 +59,24 @@ TEST(ConfigText, tells_configs_apart_by_every_field) {
 TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
-  for (const hopper::KernelInstance& row : tried_rows(hopper::kScoreTable)) {
-    for (const auto variant : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
-      const auto config = row.config.with(hopper::Element::kFp16, variant);
+  for (const auto variant : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
+    for (const auto& config :
+         tried_rows(scored_kernels(Scored::kAny, variant, hopper::Element::kFp16))) {
       std::string code;
       score.may_hide = variant == hopper::Variant::kGeneral;
       const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
       EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
       EXPECT_EQ(code.substr(1, 3), "ELF");
-      if (is_quick()) break;
     }
+    if (is_quick()) break;
   }
 }
 
 TEST_F(ScoreProgram, CompilesForThreeWarpgroups) {
   FA3_SKIP_WITHOUT_NVRTC();
   const auto score = function_of("using namespace score; return tangent(score) * 3.0f;");
-  for (const hopper::KernelInstance& row : tried_rows(hopper::kPureScoreTable)) {
+  for (const auto& config : tried_rows(scored_kernels(Scored::kPure, hopper::Variant::kGeneral))) {
     std::string code;
-    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral);
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << status.message();
   }
@@ -153,13 +151,8 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
   };
-  for (const hopper::KernelInstance& row : tried_rows(hopper::kListedScoreTable)) {
-    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kDense));
-  }
-  if (!is_quick()) {
-    compiles(hopper::kListedScoreTable[0].config.with(hopper::Element::kBf16,
-                                                      hopper::Variant::kGeneral));
-  }
+  for (const auto& kernel : tried_rows(scored_kernels(Scored::kListed))) compiles(kernel);
+  if (!is_quick()) compiles(scored_kernels(Scored::kListed, hopper::Variant::kGeneral).front());
   score.gradients = "add<0>(gradient, h, q_idx);";
   for (const hopper::BackwardInstance& row : tried_rows(hopper::kMaskBackwardTable)) {
     const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
@@ -181,10 +174,8 @@ TEST_F(ScoreProgram, CompilesInDecodeKernels) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score + load_of_key<Bfloat, 0>(kv_idx, h) * q_idx + b;");
   using hopper::Variant;
-  for (const hopper::KernelInstance& row : tried_rows(hopper::kDecodeTable)) {
-    for (const auto variant : {Variant::kDecodeSingle, Variant::kDecode}) {
-      const auto config = row.config.with(hopper::Element::kBf16, variant);
-      if (variant == Variant::kDecode && config.kv_stages == 0) continue;  // not built
+  for (const auto variant : {Variant::kDecodeSingle, Variant::kDecode}) {
+    for (const auto& config : tried_rows(scored_kernels(Scored::kAny, variant))) {
       std::string code;
       const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
       EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
@@ -193,7 +184,8 @@ TEST_F(ScoreProgram, CompilesInDecodeKernels) {
   }
   score = function_of("using namespace score; return tangent(score);");
   std::string code;
-  const auto config = hopper::kDecodeTable[1].config.with(hopper::Element::kFp16, Variant::kDecode);
+  const auto config =
+      scored_kernels(Scored::kAny, Variant::kDecode, hopper::Element::kFp16).front();
   const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
   EXPECT_TRUE(status.ok()) << status.message();
 }

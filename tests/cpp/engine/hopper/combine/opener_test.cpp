@@ -8,8 +8,8 @@
 #include <limits>
 #include <random>
 
+#include "engine/hopper/catalogue.h"
 #include "engine/hopper/combine/combine_opener.cuh"
-#include "engine/hopper/tables/stream_k_table.h"
 #include "machine.h"
 
 namespace fa3::hopper {
@@ -205,11 +205,11 @@ void expect_right_sums() {
 }
 
 TEST(Opener, adds_later_splits_of_128_columns) {
-  expect_right_sums<kStreamKTable[6].config>();
+  expect_right_sums<row_named("d128/128 128x128 stream-K").kernel>();
 }
 
 TEST(Opener, adds_later_splits_of_256_columns) {
-  expect_right_sums<kStreamKTable[7].config>();
+  expect_right_sums<row_named("d256/256 128x64 stream-K").kernel>();
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "decode/decode_run.h"
-#include "engine/hopper/tables/decode_table.h"
+#include "engine/hopper/catalogue.h"
 #include "launch/table_rows.h"
 #include "many_orders.h"
 
@@ -67,13 +67,14 @@ bool uses_cp_async(const ForwardConfig& c, const DecodeCase& shape) {
 
 template <class Number>
 class DecodeProtocol : public testing::Test {};
-TYPED_TEST_SUITE(DecodeProtocol, RowsOf<kDecodeTable>);
+constexpr auto kDecodes = [](const Row& row) { return row.built && row.kernel.is_decode(); };
+TYPED_TEST_SUITE(DecodeProtocol, RowsWith<kDecodes>);
 
 // A kernel takes every third case, each at another pace, in quick runs every sixth; or every case
 // at every pace.
-template <size_t Row, Variant V, size_t Count>
+template <size_t Row, size_t Count>
 void expect_all_work_done(const DecodeCase (&cases)[Count]) {
-  constexpr ForwardConfig kKernel = kDecodeTable[Row].config.with(Element::kBf16, V);
+  constexpr ForwardConfig kKernel = kForward[Row].kernel;
   const unsigned step = machine::by_effort(6, 3, 1);
   for (unsigned i = Row % step; i < Count; i += step) {
     const unsigned paces = machine::by_effort(1, 1, std::size(kPaces));
@@ -86,21 +87,17 @@ void expect_all_work_done(const DecodeCase (&cases)[Count]) {
   }
 }
 
-TYPED_TEST(DecodeProtocol, of_one_sequence_every_key_counts_once) {
-  expect_all_work_done<TypeParam::kRow, Variant::kDecodeSingle>(kSingle);
-}
-
-TYPED_TEST(DecodeProtocol, of_several_sequences_every_key_counts_once) {
-  if constexpr (kDecodeTable[TypeParam::kRow].config.kv_stages > 0) {
-    expect_all_work_done<TypeParam::kRow, Variant::kDecode>(kSeveral);
+TYPED_TEST(DecodeProtocol, every_key_counts_once) {
+  if constexpr (kForward[TypeParam::kRow].kernel.is_single_sequence()) {
+    expect_all_work_done<TypeParam::kRow>(kSingle);
   } else {
-    GTEST_SKIP() << "there is no such kernel: its stages would not fit";
+    expect_all_work_done<TypeParam::kRow>(kSeveral);
   }
 }
 
 // ---- Broken protocols ----
 
-constexpr ForwardConfig kBroken = kDecodeTable[0].config;
+constexpr ForwardConfig kBroken = row_named("d64/64 8x256 decode single").kernel;
 const DecodeCase &kInCluster = kSingle[0], &kInParts = kSingle[2], &kInSmallPages = kSingle[6],
                  &kInOddPages = kSingle[7], &kInManyRanges = kSeveral[4];
 const std::string kLeft = "sent to a CTA that has left";  // because it did not wait for its rows

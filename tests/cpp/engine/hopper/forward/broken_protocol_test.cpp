@@ -7,10 +7,7 @@
 #include <span>
 #include <string>
 
-#include "engine/hopper/tables/cache_table.h"
-#include "engine/hopper/tables/e4m3_table.h"
-#include "engine/hopper/tables/mask_table.h"
-#include "engine/hopper/tables/stream_k_table.h"
+#include "engine/hopper/catalogue.h"
 #include "forward/forward_run.h"
 #include "protocol_paces.h"
 #include "protocol_shapes.h"
@@ -88,7 +85,7 @@ TEST_F(BrokenProtocol, a_ping_pong_turn_passed_twice) {
 // The same without overlap, where K of a block is followed by its V.
 class BrokenSerialLoop : public BrokenProtocol {
  protected:
-  static constexpr ForwardConfig kSerial = kMaskTable[0].config;
+  static constexpr ForwardConfig kSerial = row_named("d64/64 128x64 listed").kernel;
   static_assert(!kSerial.overlaps);
   static void expect_found(Fault fault, const std::set<std::string>& complaints) {
     BrokenProtocol::expect_found<kSerial>(fault, complaints, std::span(kListed).first(2));
@@ -130,7 +127,7 @@ TEST_F(BrokenCpAsync, released_before_it_was_read) {
 // The same where the CTA that opens a tile combines its splits.
 class BrokenOpener : public BrokenProtocol {
  protected:
-  static constexpr ForwardConfig kOpener = kStreamKTable[6].config;
+  static constexpr ForwardConfig kOpener = row_named("d128/128 128x128 stream-K").kernel;
   static_assert(kOpener.combine() == CombineKind::kOpener);
   static void expect_found(Fault fault, const std::set<std::string>& complaints) {
     BrokenProtocol::expect_found<kOpener>(fault, complaints, kOpened);
@@ -160,7 +157,7 @@ TEST_F(BrokenOpener, flags_are_not_taken_back) {
 }
 
 // Of bf16 queries over a quantized cache, of a kernel whose warps do not meet for turns.
-constexpr ForwardConfig kFitter = kCacheTable[3].config.with(Element::kBf16, Variant::kGeneral);
+constexpr ForwardConfig kFitter = row_named("cache d128/128 64x80 split").kernel;
 
 TEST_F(BrokenProtocol, queries_changed_without_a_fence) {
   expect_found<kFitter>(Fault::kNoQueryFence, {kUnfenced});
@@ -170,7 +167,7 @@ TEST_F(BrokenProtocol, queries_read_before_all_are_changed) {
 }
 
 // Of a kernel that transposes values where they lie.
-constexpr ForwardConfig kTransposer = kE4m3Table[kE4m3Table.size() - 2].config;
+constexpr ForwardConfig kTransposer = row_named("e4m3 d128/128 128x128 rows of V").kernel;
 
 TEST_F(BrokenProtocol, values_transposed_without_a_fence) {
   expect_found<kTransposer>(Fault::kNoFence, {kUnfenced});

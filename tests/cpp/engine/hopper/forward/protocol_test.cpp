@@ -5,12 +5,7 @@
 // every block is multiplied once by each warp that sees it. Next: broken_protocol_test.cpp.
 #include <span>
 
-#include "engine/hopper/tables/cache_table.h"
-#include "engine/hopper/tables/continued_table.h"
-#include "engine/hopper/tables/dropout_table.h"
-#include "engine/hopper/tables/e4m3_table.h"
-#include "engine/hopper/tables/mask_table.h"
-#include "engine/hopper/tables/stream_k_table.h"
+#include "engine/hopper/catalogue.h"
 #include "forward/forward_run.h"
 #include "launch/table_rows.h"
 #include "many_orders.h"
@@ -35,19 +30,35 @@ unsigned num_seeds() {
 
 template <class Number>
 class Protocol : public testing::Test {};
-TYPED_TEST_SUITE(Protocol, RowsOf<kForwardTable>);
+constexpr auto kIsDense = [](const Row& row) {
+  return is_plain(row) && row.kernel.scheduler() == SchedulerKind::kDense;
+};
+TYPED_TEST_SUITE(Protocol, RowsWith<kIsDense>);
+
+template <class Number>
+class GeneralProtocol : public testing::Test {};
+constexpr auto kIsGeneral = [](const Row& row) { return is_plain(row) && row.kernel.general(); };
+TYPED_TEST_SUITE(GeneralProtocol, RowsWith<kIsGeneral>);
 
 template <class Number>
 class E4m3Protocol : public testing::Test {};
-TYPED_TEST_SUITE(E4m3Protocol, RowsOf<kE4m3Table>);
+constexpr auto kIsE4m3 = [](const Row& row) { return row.kernel.e4m3; };
+TYPED_TEST_SUITE(E4m3Protocol, RowsWith<kIsE4m3>);
 
 template <class Number>
 class CacheProtocol : public testing::Test {};
-TYPED_TEST_SUITE(CacheProtocol, RowsOf<kCacheTable>);
+constexpr auto kIsCache = [](const Row& row) {
+  return row.kernel.dequantizes() && row.kernel.general();
+};
+TYPED_TEST_SUITE(CacheProtocol, RowsWith<kIsCache>);
 
 template <class Number>
 class StreamKProtocol : public testing::Test {};
-TYPED_TEST_SUITE(StreamKProtocol, RowsOf<kStreamKTable>);
+constexpr auto kIsStreamK = [](const Row& row) { return row.kernel.variant == Variant::kStreamK; };
+TYPED_TEST_SUITE(StreamKProtocol, RowsWith<kIsStreamK>);
+
+template <class Number>
+constexpr ForwardConfig kKernelOf = kForward[Number::kRow].kernel;
 
 // In quick runs each shape takes every other pace, and the next shape those between.
 void expect_all_work_done(const KernelOnTrial& kernel, std::span<const Shape> shapes,
@@ -70,54 +81,56 @@ void expect_all_work_done(const KernelOnTrial& kernel, std::span<const Shape> sh
 }
 
 TYPED_TEST(Protocol, every_block_is_multiplied_once_whoever_is_slow) {
-  expect_all_work_done(kernel_on_trial<kForwardTable[TypeParam::kRow].config>(), kShapes);
+  expect_all_work_done(kernel_on_trial<kKernelOf<TypeParam>>(), kShapes);
 }
 
-TYPED_TEST(Protocol, windows_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
-  expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kGeneral)>(), kWindows);
-  expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kCapped)>(),
-                       std::span(kWindows).first(1));
+// A softcap is no question for the protocol: of capped kernels one shape is enough.
+template <ForwardConfig C>
+std::span<const Shape> some_of(std::span<const Shape> shapes) {
+  return C.capped() ? shapes.first(1) : shapes;
 }
 
-TYPED_TEST(Protocol, sequences_of_any_length_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
-  expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kGeneral)>(), kRagged);
+TYPED_TEST(GeneralProtocol, windows_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  expect_all_work_done(kernel_on_trial<kKernel>(), some_of<kKernel>(kWindows));
 }
 
-TYPED_TEST(Protocol, splits_of_tiles_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel =
-      kForwardTable[TypeParam::kRow].config.with(Element::kBf16, Variant::kGeneral);
-  if constexpr (kKernel.can_split()) {
+TYPED_TEST(GeneralProtocol, sequences_of_any_length_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  if (kKernel.capped()) GTEST_SKIP() << "the kernel without a softcap has these cases";
+  expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
+}
+
+TYPED_TEST(GeneralProtocol, splits_of_tiles_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  if constexpr (kKernel.can_split() && !kKernel.capped()) {
     expect_all_work_done(kernel_on_trial<kKernel>(), kCut);
   } else {
-    GTEST_SKIP() << "this kernel leaves tiles whole";
+    GTEST_SKIP() << "this kernel leaves tiles whole, or the one without a softcap has these cases";
   }
 }
 
-TYPED_TEST(Protocol, keys_in_pages_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
-  expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kGeneral)>(), kPaged);
+TYPED_TEST(GeneralProtocol, keys_in_pages_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  if (kKernel.capped()) GTEST_SKIP() << "the kernel without a softcap has these cases";
+  expect_all_work_done(kernel_on_trial<kKernel>(), kPaged);
 }
 
-TYPED_TEST(Protocol, keys_that_threads_copy_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
-  constexpr ForwardConfig kKernel = kTile.with(Element::kBf16, Variant::kGeneral);
+TYPED_TEST(GeneralProtocol, keys_that_threads_copy_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.may_use_cp_async()) {
-    expect_all_work_done(kernel_on_trial<kKernel>(), kGathered);
-    expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kCapped)>(),
-                         std::span(kGathered).first(1));
+    expect_all_work_done(kernel_on_trial<kKernel>(), some_of<kKernel>(kGathered));
   } else {
     GTEST_SKIP() << "this kernel leaves pages to the copy engine";
   }
 }
 
 TYPED_TEST(StreamKProtocol, every_block_is_multiplied_and_every_split_counted_once) {
-  expect_all_work_done(kernel_on_trial<kStreamKTable[TypeParam::kRow].config>(), kDecoded);
+  expect_all_work_done(kernel_on_trial<kKernelOf<TypeParam>>(), kDecoded);
 }
 
 TYPED_TEST(StreamKProtocol, tiles_of_more_rows_may_be_whole) {
-  constexpr ForwardConfig kKernel = kStreamKTable[TypeParam::kRow].config;
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.combine() == CombineKind::kOpener) {
     expect_all_work_done(kernel_on_trial<kKernel>(), kDecodedByMoreRows);
   } else {
@@ -127,7 +140,7 @@ TYPED_TEST(StreamKProtocol, tiles_of_more_rows_may_be_whole) {
 
 // And again on the workspace as a launch leaves it, as a captured one does.
 TYPED_TEST(StreamKProtocol, the_cta_that_opens_a_tile_adds_every_split_once) {
-  constexpr ForwardConfig kKernel = kStreamKTable[TypeParam::kRow].config;
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.combine() == CombineKind::kOpener) {
     const KernelOnTrial kernel = kernel_on_trial<kKernel>();
     for (const Shape& shape : kOpened) {
@@ -148,7 +161,7 @@ TYPED_TEST(StreamKProtocol, the_cta_that_opens_a_tile_adds_every_split_once) {
 
 // Where one CTA alone has room at a time, those that are waited for have been there before.
 TYPED_TEST(StreamKProtocol, the_cta_that_opens_a_tile_waits_for_none_that_starts_later) {
-  constexpr ForwardConfig kKernel = kStreamKTable[TypeParam::kRow].config;
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.combine() == CombineKind::kOpener) {
     const KernelOnTrial kernel = kernel_on_trial<kKernel>();
     for (const Shape& shape : kOpened) {
@@ -167,33 +180,34 @@ TYPED_TEST(StreamKProtocol, the_cta_that_opens_a_tile_waits_for_none_that_starts
 }
 
 TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
-  expect_all_work_done(kernel_on_trial<kE4m3Table[TypeParam::kRow].config>(), kShapes);
+  expect_all_work_done(kernel_on_trial<kKernelOf<TypeParam>>(), kShapes);
 }
 
 TYPED_TEST(E4m3Protocol, tiles_wait_for_the_heads_that_the_kernel_before_still_makes) {
-  constexpr ForwardConfig kKernel = kE4m3Table[TypeParam::kRow].config;
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
   if (kKernel.transposes_v) GTEST_SKIP() << "this kernel makes of values what it needs";
   expect_all_work_done(kernel_on_trial<kKernel>(), kShapes, true);
 }
 
 TYPED_TEST(E4m3Protocol, promotions_follow_each_other_whoever_is_slow) {
-  expect_all_work_done(kernel_on_trial<kE4m3Table[TypeParam::kRow].config>(), kManyParts);
+  expect_all_work_done(kernel_on_trial<kKernelOf<TypeParam>>(), kManyParts);
 }
 
 TYPED_TEST(CacheProtocol, every_block_is_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kTile = kCacheTable[TypeParam::kRow].config;
-  constexpr ForwardConfig kKernel = kTile.with(Element::kBf16, Variant::kGeneral);
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
   using Shapes = std::span<const Shape>;
-  for (const Shapes shapes :
-       {Shapes(kShapes), Shapes(kWindows), Shapes(kRagged), Shapes(kCut), Shapes(kPaged)}) {
-    expect_all_work_done(kernel_on_trial<kKernel>(), shapes);
+  if constexpr (kKernel.capped()) {
+    expect_all_work_done(kernel_on_trial<kKernel>(), some_of<kKernel>(kWindows));
+  } else {
+    for (const Shapes shapes :
+         {Shapes(kShapes), Shapes(kWindows), Shapes(kRagged), Shapes(kCut), Shapes(kPaged)}) {
+      expect_all_work_done(kernel_on_trial<kKernel>(), shapes);
+    }
   }
-  expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kCapped)>(),
-                       std::span(kWindows).first(1));
 }
 
 TYPED_TEST(E4m3Protocol, windows_and_other_lengths_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel = kE4m3Table[TypeParam::kRow].config;
+  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.general()) {
     expect_all_work_done(kernel_on_trial<kKernel>(), kWindows);
     expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
@@ -205,7 +219,7 @@ TYPED_TEST(E4m3Protocol, windows_and_other_lengths_are_multiplied_once_whoever_i
 
 // Blocks of keys begin where draws do.
 TEST(DropoutProtocol, every_block_is_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel = kDropoutTable.back().config;
+  constexpr ForwardConfig kKernel = row_named("d256/256 128x64 dropped varlen capped").kernel;
   expect_all_work_done(kernel_on_trial<kKernel>(), kShapes);
   expect_all_work_done(kernel_on_trial<kKernel>(), kWindows);
   expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
@@ -213,24 +227,25 @@ TEST(DropoutProtocol, every_block_is_multiplied_once_whoever_is_slow) {
 
 // Their epilogue reads and writes global memory alone.
 TEST(ContinuedProtocol, every_block_is_multiplied_once_whoever_is_slow) {
-  expect_all_work_done(kernel_on_trial<kContinuedTable[1].config>(), kShapes);
-  constexpr ForwardConfig kGeneral = kContinuedTable[2].config;
+  expect_all_work_done(kernel_on_trial<row_named("d128/128 192x80 continued").kernel>(), kShapes);
+  constexpr ForwardConfig kGeneral = row_named("d64/64 192x128 continued varlen").kernel;
   expect_all_work_done(kernel_on_trial<kGeneral>(), kWindows);
   expect_all_work_done(kernel_on_trial<kGeneral>(), kRagged);
 }
 
 TEST(MaskProtocol, every_listed_block_is_multiplied_once_whoever_is_slow) {
-  expect_all_work_done(kernel_on_trial<kMaskTable[0].config>(), kListed);
-  expect_all_work_done(kernel_on_trial<kMaskTable[1].config>(), kListed);
-  expect_all_work_done(kernel_on_trial<kMaskTable[2].config>(), kListed);
+  expect_all_work_done(kernel_on_trial<row_named("d64/64 128x64 listed").kernel>(), kListed);
+  expect_all_work_done(kernel_on_trial<row_named("d64/64 128x128 listed").kernel>(), kListed);
+  expect_all_work_done(kernel_on_trial<row_named("d128/128 128x128 listed").kernel>(), kListed);
 }
 
 TEST(MaskProtocol, listed_blocks_of_sequences_of_any_length_are_multiplied_once) {
-  constexpr ForwardConfig kNarrow = kMaskTable[0].config, kWide = kMaskTable[1].config,
-                          kFew = kMaskTable[2].config;
-  expect_all_work_done(kernel_on_trial<kFew.with(Element::kBf16, Variant::kGeneral)>(), kRagged);
-  expect_all_work_done(kernel_on_trial<kNarrow.with(Element::kBf16, Variant::kGeneral)>(), kRagged);
-  expect_all_work_done(kernel_on_trial<kWide.with(Element::kBf16, Variant::kGeneral)>(), kRagged);
+  constexpr ForwardConfig kNarrow = row_named("d64/64 128x64 listed varlen").kernel,
+                          kFew = row_named("d64/64 128x128 listed varlen").kernel,
+                          kWide = row_named("d128/128 128x128 listed varlen").kernel;
+  expect_all_work_done(kernel_on_trial<kFew>(), kRagged);
+  expect_all_work_done(kernel_on_trial<kNarrow>(), kRagged);
+  expect_all_work_done(kernel_on_trial<kWide>(), kRagged);
 }
 
 }  // namespace

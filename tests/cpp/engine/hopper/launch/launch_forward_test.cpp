@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "counting_runtime.h"
+#include "engine/hopper/catalogue.h"
 #include "engine/hopper/plan/select/choose_split.h"
-#include "engine/hopper/tables/stream_k_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -102,7 +102,7 @@ TEST(LaunchForward, of_one_call_follows_the_scheduler_of_its_plan) {
 }
 
 TEST(LaunchForward, leaves_a_combine_to_the_cta_that_opens_a_tile_or_to_a_kernel) {
-  constexpr ForwardConfig kOpener = kStreamKTable[6].config;
+  constexpr ForwardConfig kOpener = row_named("d128/128 128x128 stream-K").kernel;
   static_assert(kOpener.combine() == CombineKind::kOpener && kOpener.block_m == 128);
   ForwardCall few = call();
   few.q.rows = few.o.rows = few.seqlen_q = 128;

@@ -5,11 +5,11 @@
 
 #include <tuple>
 
+#include "engine/hopper/catalogue.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/select/choose_split.h"
-#include "engine/hopper/tables/e4m3_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -54,11 +54,14 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
 }
 
-constexpr size_t kGeneral = 8, kTransposer = 9;  // of 128 columns
+constexpr ForwardConfig kDense = row_named("e4m3 d128/128 128x128").kernel,
+                        kGeneral = row_named("e4m3 d128/128 128x128 varlen capped").kernel,
+                        kTransposer = row_named("e4m3 d128/128 128x128 rows of V").kernel,
+                        kWide = row_named("e4m3 d256/256 128x128").kernel;
 
-E4m3Plan planned_e4m3(Problem p, size_t dense_row = 2) {
+E4m3Plan planned_e4m3(Problem p, const ForwardConfig& dense = kDense) {
   p.dtype = DType::float8_e4m3;
-  const ForwardConfig& c = kE4m3Table[p.lengths_k.varlen ? kGeneral : dense_row].config;
+  const ForwardConfig& c = p.lengths_k.varlen ? kGeneral : dense;
   const ForwardCall call = call_of(p);
   return plan_e4m3_launch({c, nullptr, 1024}, request_of(p, call, kSms),
                           whole_tiles(c, call, choose_pack(c, call), kSms));
@@ -125,26 +128,23 @@ TEST(PlanE4m3, transposes_all_heads_before_one_wave_of_tiles_or_tiles_of_a_list)
   EXPECT_EQ(planned_e4m3(small).forward.tiling.scheduler, Scheduler::kStaticPersistent);
 }
 
-constexpr size_t kWide = 4;
-
-int late_ctas(const Problem& p, size_t row = 2) {
-  return planned_e4m3(p, row).order.late_ctas;
+int late_ctas(const Problem& p, const ForwardConfig& kernel = kDense) {
+  return planned_e4m3(p, kernel).order.late_ctas;
 }
 
 // Tiles that many rows share are long done with a head when the next one must be there.
 TEST(PlanE4m3, fewer_sms_transpose_ahead_of_tiles_the_more_rows_see_a_key) {
-  ASSERT_EQ(kE4m3Table[kWide].config.head_dim_v, 256);
-  for (const size_t row : {size_t{2}, kWide}) {
+  for (const ForwardConfig& kernel : {kDense, kWide}) {
     Problem causal = of_16k_tokens(1024), shared = of_16k_tokens(512);
     causal.mask.right = 0;
     shared.heads_k = 8;
-    EXPECT_GT(late_ctas(of_16k_tokens(512), row), late_ctas(of_16k_tokens(1024), row));
-    EXPECT_EQ(late_ctas(causal, row), late_ctas(of_16k_tokens(512), row));
-    EXPECT_EQ(late_ctas(shared, row), late_ctas(of_16k_tokens(1024), row));
-    EXPECT_EQ(late_ctas(of_16k_tokens(4096), row), kSms / 16);
+    EXPECT_GT(late_ctas(of_16k_tokens(512), kernel), late_ctas(of_16k_tokens(1024), kernel));
+    EXPECT_EQ(late_ctas(causal, kernel), late_ctas(of_16k_tokens(512), kernel));
+    EXPECT_EQ(late_ctas(shared, kernel), late_ctas(of_16k_tokens(1024), kernel));
+    EXPECT_EQ(late_ctas(of_16k_tokens(4096), kernel), kSms / 16);
     causal.lengths_q.max = 512;  // of 1024 keys: the first half is seen by all
     causal.heads_k = 8;
-    EXPECT_EQ(late_ctas(causal, row), kSms * (row == kWide ? 80 : 52) / (2 * 384));
+    EXPECT_EQ(late_ctas(causal, kernel), kSms * (kernel.head_dim == 256 ? 80 : 52) / (2 * 384));
   }
 }
 
@@ -177,7 +177,6 @@ TEST(PlanE4m3, pads_keys_by_a_block_where_a_kernel_may_look_behind_the_last_one)
 
 // As it lies: nothing goes before the tiles but scales.
 TEST(PlanE4m3, a_kernel_that_transposes_v_itself_reads_it_in_rows) {
-  ASSERT_TRUE(kE4m3Table[kTransposer].config.transposes_v);
   Problem p = of_16k_tokens(512);
   const E4m3Plan plan = planned_e4m3(p, kTransposer);
   EXPECT_TRUE(plan.transposes_in_kernel());

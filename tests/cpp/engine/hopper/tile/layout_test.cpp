@@ -6,7 +6,7 @@
 
 #include <set>
 
-#include "engine/hopper/tables/e4m3_table.h"
+#include "engine/hopper/catalogue.h"
 
 namespace fa3::hopper::tile {
 namespace {
@@ -14,15 +14,15 @@ namespace {
 // Every tile that some compiled kernel keeps in shared memory.
 std::vector<TileLayout> layouts() {
   std::vector<TileLayout> all;
-  for (const KernelInstance& row : kForwardTable) {
-    const ForwardConfig& c = row.config;
+  for (const Row& row : rows_with(is_plain)) {
+    const ForwardConfig& c = row.kernel;
     all.push_back({c.block_m, c.head_dim});
     all.push_back({c.block_n, c.head_dim});
     all.push_back({c.block_n, c.head_dim_v});
     all.push_back({c.block_m, c.head_dim_v});
   }
-  for (const KernelInstance& row : kE4m3Table) {
-    const ForwardConfig& c = row.config;
+  for (const Row& row : rows_with([](const Row& row) { return row.kernel.e4m3; })) {
+    const ForwardConfig& c = row.kernel;
     all.insert(all.end(), {c.tiles().q, c.tiles().k, c.tiles().v});
   }
   return all;

@@ -6,13 +6,18 @@
 
 #include <vector>
 
+#include "engine/hopper/forward/consumer/max_tracking.cuh"
+#include "engine/hopper/forward/consumer/promoted_sum.cuh"
+#include "engine/hopper/forward/consumer/score/e4m3_score.cuh"
+#include "engine/hopper/forward/consumer/score/quantized_score.cuh"
 #include "engine/hopper/forward/forward_kernel.cuh"
-#include "engine/hopper/instances/cache_entry.cuh"
-#include "engine/hopper/instances/dropout_entry.cuh"
-#include "engine/hopper/instances/e4m3_entry.cuh"
-#include "engine/hopper/instances/forward_entry.cuh"
-#include "engine/hopper/instances/mask_entry.cuh"
-#include "engine/hopper/instances/stream_k_entry.cuh"
+#include "engine/hopper/forward/producer/load_cp_async.cuh"
+#include "engine/hopper/forward/producer/load_quantized.cuh"
+#include "engine/hopper/forward/producer/load_tma_e4m3.cuh"
+#include "engine/hopper/forward/producer/load_tma_listed.cuh"
+#include "engine/hopper/forward/producer/schedule/listed_tiles.cuh"
+#include "engine/hopper/forward/producer/schedule/split_tiles.cuh"
+#include "engine/hopper/forward/producer/schedule/stream_k_tiles.cuh"
 #include "machine.h"
 
 namespace fa3::hopper {

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tests of every row of a table of kernels: typed ones, or a loop whose variable is a constant.
+// Tests of rows of the catalogue or of a table of kernels: typed ones, or a loop whose variable is
+// a constant.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <utility>
+
+#include "engine/hopper/kernels/forward.h"
 
 namespace fa3::hopper {
 
@@ -14,14 +19,20 @@ struct RowNumber {
   static constexpr size_t kRow = Row;
 };
 
-template <class Sequence>
-struct RowNumbers;
-template <size_t... Row>
-struct RowNumbers<std::index_sequence<Row...>> {
-  using Types = testing::Types<RowNumber<Row>...>;
-};
-template <const auto& Table>
-using RowsOf = typename RowNumbers<std::make_index_sequence<Table.size()>>::Types;
+// Of kForward, those that kHas(row) holds for.
+template <auto kHas>
+constexpr auto row_numbers() {
+  std::array<size_t, size_t(std::ranges::count_if(kForward, kHas))> numbers;
+  size_t count = 0;
+  for (size_t row = 0; row < kForward.size(); ++row) {
+    if (kHas(kForward[row])) numbers[count++] = row;
+  }
+  return numbers;
+}
+template <auto kHas>
+using RowsWith = decltype([]<size_t... I>(std::index_sequence<I...>) {
+  return testing::Types<RowNumber<row_numbers<kHas>()[I]>...>{};
+}(std::make_index_sequence<row_numbers<kHas>().size()>()));
 
 // Calls check.operator()<C>() for the config of every row.
 template <const auto& Table, class Check>
