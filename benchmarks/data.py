@@ -8,7 +8,7 @@ With --errors, how far O is from float64 instead: RMSE and largest error, over s
 RMSE over that of O itself (of use where V has a mean, as "v+2" gives it).
 
 Rivals are those of rivals.py --rival; a build of fa3 whose kernels know the ordinary softmax step
-alone (ForwardConfig::guarded = false) tells what data costs at most. Timed as harness.py says.
+alone (Kernel::guarded() false) tells what data costs at most. Timed as harness.py says.
 """
 
 from itertools import product

@@ -165,7 +165,7 @@ namespace fa3::@engine@ {
 endfunction()
 
 # Into list <result>, the kinds of kernels of these elements: each in every Variant of
-# forward_config.h.
+# config/sm90.h.
 function(fa3_kernel_kinds result)
   set(kinds)
   foreach(element ${ARGN})

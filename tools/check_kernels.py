@@ -22,6 +22,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_code import Element, Symbol, fields_of
+
 INSTRUCTION_BYTES = 16
 ZSTD_FRAME = rb"\x28\xb5\x2f\xfd"
 OPCODE_MASK = 0xFFF
@@ -242,62 +244,66 @@ def ampere_forward(
     return Expected(0, 0, 0, 3 * scores, 64, 0, 0)
 
 
-GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config/sm90.h
+# The first two as in config/sm90.h, the others as Tiles in config/kernel.h.
+GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5
 # Exponentials of the merge in a kernel that decodes: 16 pieces of a row, 4 of 4 rows, and of each
 # of these five a factor and two for a sink.
 MERGED = 16 + 4 * 4 + 5 * 3
 # Factors where a split of the tile joins two rows: of their own part and of the split's.
 JOINED = 2 * 2
-# Or not; the variant; dropout; whether CTAs are pairs to 128 columns.
-HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)ELb\dELb\dELb(\d)E"
-E4M3 = rb"ELb(\d)"  # of the forward
-# Whether steps overlap, after two kinds of stages.
-OVERLAPS = rb"ELi\d+ELi\d+ELb(\d)"
-# Quantized caches' slots; whether steps are guarded; dropout; (block mask;) the variant; whether
-# values are transposed.
-NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELb(\d)ELb\dELNS0_7VariantE(\d)ELb(\d)"
-ELEMENT, SHAPE = rb"ELNS_4cuda7ElementE(\d)", rb"ELi(\d+)" * 4
-KERNELS = (
-    (
-        "ampere forward",
-        re.compile(
-            rb"6ampere14forward_kernelIXtlNS0_13ForwardConfig"
-            + ELEMENT
-            + rb"ELi(\d+)" * 8
-            + rb"ELb(\d)" * 2
-        ),
-        ampere_forward,
-    ),
-    (
-        "forward",
-        re.compile(
-            rb"forward_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + OVERLAPS + NARROW
-        ),
-        forward,
-    ),
-    (
-        "decode",
-        re.compile(
-            rb"decode_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + OVERLAPS + NARROW
-        ),
-        decode,
-    ),
-    (
-        "backward",
-        re.compile(rb"backward_kernelIXtlNS0_14BackwardConfig" + ELEMENT + SHAPE + HELPERS),
-        backward,
-    ),
-    (
-        "ampere backward",
-        re.compile(
-            rb"6ampere15backward_kernelIXtlNS0_14BackwardConfig"
-            + ELEMENT
-            + rb"ELi(\d+)" * 6
-            + rb"ELb(\d)"
-        ),
-        ampere_backward,
-    ),
-)
+
+
+def forward_arguments(k: dict) -> dict:
+    """Of a forward or decode kernel, by the fields of Kernel (config/kernel.h)."""
+    narrow, tiles = k["operands"] == 1, k["tiles"]
+    decodes = tiles in (DECODE, DECODE_SINGLE)
+    waits = tiles == STREAM_K and k["block_m"] == 64
+    return {
+        "e4m3": k["operands"] >= 2,
+        "d": k["head_dim"],
+        "dv": k["head_dim_v"],
+        "block_m": k["block_m"],
+        "block_n": k["block_n"],
+        "overlaps": k["overlaps"],
+        "narrow": narrow,
+        "guarded": not (narrow or decodes or waits),
+        "dropout": k["weights"] == 1,
+        "variant": CAPPED if k["scores"] else (0, GENERAL, GENERAL, 3, 4, 5, 0, GENERAL)[tiles],
+        "transposes": k["operands"] == 3,
+    }
+
+
+def backward_arguments(k: dict) -> dict:
+    names = ("block_m", "block_n", "helpers", "variant", "dropout", "in_pairs")
+    return {"d": k["head_dim"], "dv": k["head_dim_v"], **{name: k[name] for name in names}}
+
+
+# By engine and function: the kind, what is expected, and its arguments by the fields.
+KERNELS = {
+    ("hopper", "forward_kernel"): ("forward", forward, forward_arguments),
+    ("hopper", "decode_kernel"): ("decode", decode, forward_arguments),
+    ("hopper", "backward_kernel"): ("backward", backward, backward_arguments),
+    ("ampere", "forward_kernel"): ("ampere forward", ampere_forward, None),
+    ("ampere", "backward_kernel"): ("ampere backward", ampere_backward, None),
+}
+
+
+def expected_of(symbol: Symbol) -> tuple[str, str, Expected | ExpectedMma] | None:
+    """The kind, the label and what is expected, of an attention kernel."""
+    engine, function = (["", *symbol.names])[-2:]
+    if (engine, function) not in KERNELS:
+        return None
+    kind, expect, arguments = KERNELS[engine, function]
+    struct_name, values = symbol.arguments[0]
+    fields = fields_of(f"{engine} {struct_name}", values)
+    element = next(value for value in fields.values() if isinstance(value, Element))
+    if arguments is None:  # of the ampere engine: in order, behind the element
+        numbers = [*fields.values()][1:8]
+        expected = expect(*numbers)
+    else:
+        given = arguments(fields)
+        numbers, expected = [*given.values()], expect(**given)
+    return kind, f"{('fp16', 'bf16')[element]} {' '.join(str(int(n)) for n in numbers)}", expected
 
 
 def sections(elf: bytes):
@@ -379,17 +385,17 @@ def main() -> int:
     for path in map(Path, sys.argv[1:]):
         for image in device_images(path.read_bytes()):
             for name, code in sections(image):
-                for kind, pattern, expect in KERNELS:
-                    match = pattern.search(name)
-                    if not name.startswith(b".text.") or not match:
-                        continue
-                    element, *shape = (int(x) for x in match.groups())
-                    seen[kind] += 1
-                    wrong = complaints(expect(*shape), code)
-                    bad += bool(wrong)
-                    label = f"{kind} {('fp16', 'bf16')[element]} {' '.join(map(str, shape))}"
-                    print(f"{label}: {'; '.join(wrong) or 'clean'}")
-    unseen = [kind for kind, *_ in KERNELS if not seen[kind]]
+                if not name.startswith(b".text._ZN"):
+                    continue
+                found = expected_of(Symbol.of(name.decode()))
+                if found is None:
+                    continue
+                kind, label, expected = found
+                seen[kind] += 1
+                wrong = complaints(expected, code)
+                bad += bool(wrong)
+                print(f"{kind} {label}: {'; '.join(wrong) or 'clean'}")
+    unseen = [kind for kind, *_ in KERNELS.values() if not seen[kind]]
     for kind in unseen:
         print(f"{kind}: no kernel of this kind; were their names' parts changed?")
     print(f"kernels: {seen.total()} checked, {bad} with complaints")

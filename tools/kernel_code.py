@@ -172,6 +172,8 @@ class Symbol(NamedTuple):
 
 # The fields of the structs that kernels are templates of, by engine and struct.
 FIELDS = {
+    "hopper Kernel": "head_dim head_dim_v block_m block_n q_stages kv_stages loaded_stages "
+    "ctas_per_sm overlaps ping_pong element operands tiles scores sum weights ahead may_hide",
     "hopper BackwardConfig": "element head_dim head_dim_v block_m block_n stages ds_stages helpers "
     "variant splits_steps dropout block_mask wide in_pairs persistent",
 }
@@ -205,13 +207,19 @@ class Names:
             numbers.append(str(int(value)))
         if name := self.of_numbers.get(",".join(numbers)):
             return f"{name} {element}"
-        names = FIELDS.get(struct_name, "").split() or [str(i) for i in range(len(values))]
-        fields = dict(zip(names, values, strict=True))
+        fields = fields_of(struct_name, values)
         return " ".join(f"{name} {value}" for name, value in fields.items() if value)
 
 
 class Element(int):
     """A literal of the enum of this name."""
+
+
+def fields_of(struct_name: str, values: list) -> dict[str, int]:
+    """The numbers of a struct by name, those of structs in it among them."""
+    numbers = list(literals_of(values))
+    names = FIELDS.get(struct_name, "").split() or map(str, range(len(numbers)))
+    return dict(zip(names, numbers, strict=True))
 
 
 def literals_of(values: list) -> Iterator[int]:

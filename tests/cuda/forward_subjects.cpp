@@ -24,8 +24,8 @@ namespace fa3::test {
 namespace {
 
 using hopper::Element;
-using hopper::ForwardConfig;
 using hopper::ForwardKernel;
+using hopper::Kernel;
 using hopper::Variant;
 
 fa3_dtype dtype_of(Element element) {
@@ -47,13 +47,18 @@ int num_sms() {
   return cuda::count_sms(0, &count).ok() ? count : 0;
 }
 
+// Of which calls a kernel does all: variant_of(Problem).
+Variant variant_of(const Kernel& c) {
+  return c.capped() ? Variant::kCapped : c.general() ? Variant::kGeneral : Variant::kDense;
+}
+
 std::string title_of(const ForwardKernel& kernel, const Form& form) {
   return std::string(name_of(kernel.config.element)) + " " +
          std::string(hopper::name_of(kernel.config).view()) + form.name;
 }
 
 Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
-  const ForwardConfig& g = kernel.config;
+  const Kernel& g = kernel.config;
   const auto launch = [kernel, form](const Problem& problem, Placement& placement) {
     const hopper::ForwardCall call = hopper::call_of(problem);
     const hopper::PackGqa pack = hopper::choose_pack(kernel.config, call);
@@ -65,14 +70,8 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
         plan, nullptr, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
   };
   const bool other_form = form.finds_own_tiles() || form.cache;
-  return {title_of(kernel, form),
-          g.head_dim,
-          g.head_dim_v,
-          dtype_of(g.element),
-          g.variant,
-          launch,
-          form.cache,
-          other_form,
+  return {title_of(kernel, form), g.shape.head_dim, g.shape.head_dim_v, dtype_of(g.element),
+          variant_of(g),          launch,           form.cache,         other_form,
           g.dequantizes()};
 }
 
@@ -85,7 +84,7 @@ struct StreamKRanges {
 };
 
 // Stream-K, as always where such a kernel is chosen.
-hopper::Tiling tiling_of(const ForwardConfig& config, const hopper::ForwardCall& call,
+hopper::Tiling tiling_of(const Kernel& config, const hopper::ForwardCall& call,
                          const StreamKRanges& ranges) {
   const hopper::PackGqa pack = hopper::most_packed(call.heads_per_kv_head, true);
   const int tiles =
@@ -121,7 +120,7 @@ Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const 
 
 // On as many SMs; a few: then V is transposed ahead of the tiles of small calls too.
 Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}, int sms = num_sms()) {
-  const ForwardConfig& g = kernel.config;
+  const Kernel& g = kernel.config;
   const auto launch = [kernel, sms](const Problem& problem, Placement& placement) {
     const hopper::ForwardCall call = hopper::call_of(problem);
     const hopper::Request request = hopper::request_of(problem, call, sms);
@@ -131,15 +130,10 @@ Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}, int sms
     return hopper::launch_e4m3(plan, placement.workspace(static_cast<size_t>(plan.workspace_bytes)),
                                nullptr);
   };
-  Subject subject{title_of(kernel, form),
-                  g.head_dim,
-                  g.head_dim_v,
-                  FA3_FLOAT8_E4M3,
-                  g.variant,
-                  launch,
-                  form.cache,
-                  form.cache.has_value()};
-  subject.transposes_v = g.transposes_v;
+  Subject subject{
+      title_of(kernel, form), g.shape.head_dim, g.shape.head_dim_v, FA3_FLOAT8_E4M3,
+      variant_of(g),          launch,           form.cache,         form.cache.has_value()};
+  subject.transposes_v = g.transposes_v();
   return subject;
 }
 
@@ -189,7 +183,7 @@ const Form kForms[] = {
      .cache = CacheForm{.indexed = true, .padded_left = true}},
 };
 
-bool can_launch(const ForwardConfig& config, const Form& form) {
+bool can_launch(const Kernel& config, const Form& form) {
   const bool single_rows = form.cache && (form.cache->page_size % 2 != 0 ||
                                           (form.cache->page_size > 0 && form.cache->padded_left));
   return (!form.finds_own_tiles() || config.can_split()) &&
@@ -231,7 +225,7 @@ Subject whole_subject(const ForwardKernel& kernel, const Form& form) {
 }
 
 void add_decoding(const ForwardKernel& kernel, std::vector<Subject>* subjects) {
-  const ForwardConfig& config = kernel.config;
+  const Kernel& config = kernel.config;
   const bool opens = config.combine() == hopper::CombineKind::kOpener;
   if (opens) {
     for (const Form& form : kDecodeForms) {
@@ -272,15 +266,15 @@ std::vector<SubjectRow> subject_rows() {
     rows.push_back({Kind::plain, head_dim, head_dim, nullptr});
   }
   for (const hopper::Row& row : hopper::kForward) {
-    const ForwardConfig& c = row.kernel;
-    if (!row.built || c.block_mask || c.continued) continue;
-    const Kind kind = c.is_decode()                    ? Kind::decode
-                      : c.variant == Variant::kStreamK ? Kind::stream_k
-                      : c.e4m3                         ? Kind::e4m3
-                      : c.dequantizes()                ? Kind::cache
-                      : c.dropout                      ? Kind::dropout
-                                                       : Kind::forward;
-    rows.push_back({kind, c.head_dim, c.head_dim_v, &row});
+    const Kernel& c = row.kernel;
+    if (!row.built || c.block_mask() || c.continued()) continue;
+    const Kind kind = c.is_decode()                        ? Kind::decode
+                      : c.tiles == hopper::Tiles::kStreamK ? Kind::stream_k
+                      : c.e4m3()                           ? Kind::e4m3
+                      : c.dequantizes()                    ? Kind::cache
+                      : c.dropout()                        ? Kind::dropout
+                                                           : Kind::forward;
+    rows.push_back({kind, c.shape.head_dim, c.shape.head_dim_v, &row});
   }
   std::ranges::stable_sort(rows, {}, &SubjectRow::kind);
   return rows;
@@ -292,7 +286,7 @@ std::vector<Subject> subjects_of(const SubjectRow& of, Element element) {
   // Where keys lie is a question for no element type: one is enough.
   const bool all_forms = element == Element::kBf16;
   const ForwardKernel kernel = hopper::forward_kernel_at(*of.row, element);
-  const ForwardConfig& c = kernel.config;
+  const Kernel& c = kernel.config;
   switch (of.kind) {
     case Kind::forward:
     case Kind::cache:
@@ -325,7 +319,8 @@ std::vector<Subject> subjects_of(const SubjectRow& of, Element element) {
 
 // Whether a kernel that transposes V itself does a call.
 bool transposes(const Problem& problem, const hopper::ForwardCall& call) {
-  const hopper::ForwardConfig rows_of_v{.e4m3 = true, .transposes_v = true};
+  const hopper::Kernel rows_of_v{.operands = hopper::Operands::kE4m3RowsOfV,
+                                 .sum = hopper::Sum::kPromoted};
   return hopper::offers_of(rows_of_v).covers(hopper::needs_of(problem, call));
 }
 
@@ -355,7 +350,7 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
     }
   }
   if (subject.always_splits) {
-    const ForwardConfig& config = *subject.always_splits;
+    const Kernel& config = *subject.always_splits;
     const hopper::ForwardCall call = hopper::call_of(problem);
     const hopper::Tiling one_range{
         hopper::most_packed(call.heads_per_kv_head, true), kStreamK, {.ctas = 1}};

@@ -132,7 +132,7 @@ struct ScoredForwardParams {
 };
 
 // Threads copy this launch's keys: barriers count them too.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ bool uses_cp_async(const ForwardParams& params) {
   return C.may_use_cp_async() && (C.always_splits() || params.cp_async.active);
 }

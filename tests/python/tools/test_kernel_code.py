@@ -12,15 +12,22 @@ sys.path.insert(0, str(ROOT / "tools"))
 import kernel_code
 from kernel_code import Names, Symbol
 
-CONFIG = "NS0_13ForwardConfigELNS_4cuda7ElementE"
 NESTED = "_ZN3fa36hopper5shortIXtlNS0_6KernelEtlNS0_5ShapeELi64ELin1EELNS_4cuda7ElementE"
+SHAPE = "tlNS0_5ShapeELi64ELi64ELi64ELi128ELi1ELi6ELi0ELi2ELb1ELb0EE"
+PARTS = "".join(
+    f"LNS0_{name}E{number}E"
+    for name, number in (
+        *(("8Operands", 0), ("5Tiles", 3), ("6Scores", 0)),
+        *(("3Sum", 0), ("7Weights", 0)),
+    )
+)
 STREAM_K = (
-    f"_ZN3fa36hopper14forward_kernelIXtl{CONFIG}1ELb0ELi64ELi64ELi64ELi128ELi1ELi6ELb1ELb0ELi2ELi0"
-    "ELb1ELb0ELb0ELb0ELNS0_7VariantE3ELb0ELb0EEEEEvNS0_13ForwardParamsE"
+    f"_ZN3fa36hopper14forward_kernelIXtlNS0_6KernelE{SHAPE}LNS_4cuda7ElementE1E{PARTS}"
+    "tlNS0_8CapturedELNS0_5AheadE0ELb0EEEEEEvNS0_13ForwardParamsE"
 )
 LINES = (
     'fa3 kernel forward 26 other "d64/64 64x128 stream-K" '
-    "1,0,64,64,64,128,1,6,1,0,2,0,1,0,0,0,3,0,0, engine/hopper/forward/stream_k_tiles.cuh\n"
+    "64,64,64,128,1,6,0,2,1,0,1,0,3,0,0,0,0,0, engine/hopper/forward/stream_k_tiles.cuh\n"
 )
 
 

@@ -59,7 +59,7 @@ class SplitCounter {
 inline constexpr int kAtOnce = 16, kFewSplits = 4;
 
 // Rows of a tile from `row` on, `step` apart, by a warp.
-template <ForwardConfig C, int Rows, int Together>
+template <Kernel C, int Rows, int Together>
 __device__ __forceinline__ void combine_rows(const ForwardParams& params, const CombineTile& tile,
                                              int row, int step) {
 #pragma unroll 1
@@ -77,7 +77,7 @@ __device__ __forceinline__ void combine_rows(const ForwardParams& params, const 
   }
 }
 
-template <ForwardConfig C, int Rows, int Together>
+template <Kernel C, int Rows, int Together>
 __device__ __forceinline__ void combine_share(const ForwardParams& params, const CombineTile& tile,
                                               RowShare share, int warp) {
   const int step = C.consumer_warps() * share.step;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void combine_share(const ForwardParams& params, const
 
 // The at most two tiles that a CTA has splits of. `thread` counts the threads that have stored the
 // splits: all of them call this.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void combine_tiles_of_cta(const ForwardParams& params,
                                                      CombineTiles& combine, int thread,
                                                      RowShare share = {}) {

@@ -30,7 +30,7 @@
 namespace fa3::hopper {
 
 // Whether a tile's split is one that stays in registers until the later ones have joined it.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ bool joins_later_splits(const WorkTileOf<C>& work) {
   if constexpr (C.combine() == CombineKind::kOpener) return work.place.later_splits > 0;
   return false;
@@ -52,14 +52,14 @@ class SplitFlag {
 };
 
 // By all lanes of a warp: `partial` is a split that goes on with a tile.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ SplitFlag flag_of(const ForwardParams& params, int partial) {
   const unsigned warp = (thread_in_block() - kWarpgroupSize) / kWarpSize;
   return {params.counts, partial * C.consumer_warps() + int(warp)};
 }
 
 // The warp has stored its rows of a split that goes on with a tile.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void tell_opener(const ForwardParams& params, int partial) {
   if (!opener_combines(params)) return;
   __syncwarp();
@@ -135,20 +135,20 @@ __device__ __forceinline__ void join_outputs(float (&output)[All], const SplitRo
 }
 
 // The thread's rows of the tile that `work` opens, of which its own split is in registers.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void add_later_splits(const ForwardParams& params,
                                                  const WorkTileOf<C>& work, int first_row,
-                                                 float (&output)[C.head_dim_v / 2],
+                                                 float (&output)[C.shape.head_dim_v / 2],
                                                  RowState& rows) {
   // Elements of O that are on their way at once: as many as there are registers for.
-  constexpr int kAtOnce = C.head_dim_v <= 128 ? C.head_dim_v / 2 : 32;
+  constexpr int kAtOnce = C.shape.head_dim_v <= 128 ? C.shape.head_dim_v / 2 : 32;
   const bool is_empty[kRowsPerThread] = {quad_sum(rows.sum[0]) == 0, quad_sum(rows.sum[1]) == 0};
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
     if (is_empty[r]) rows.ref[r] = -kInfinity;
   }
 #pragma unroll
-  for (int i = 0; i < C.head_dim_v / 2; ++i) {
+  for (int i = 0; i < C.shape.head_dim_v / 2; ++i) {
     if (is_empty[fragment_row_index(i)]) output[i] = 0;
   }
   const int tile_row = first_row - work.first_row;

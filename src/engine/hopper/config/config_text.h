@@ -4,23 +4,51 @@
 
 #include "engine/cuda/jit/config_text.h"
 #include "engine/hopper/config/backward_config.h"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 
 constexpr const char* type_name(Variant) {
   return "Variant";
 }
-
-constexpr auto fields_of(const ForwardConfig& config) {
-  const auto& [element, e4m3, head_dim, head_dim_v, block_m, block_n, q_stages, kv_stages, overlaps,
-               ping_pong, ctas_per_sm, quantized_stages, may_split, guarded, dropout, block_mask,
-               variant, transposes_v, continued] = config;
-  return std::tie(element, e4m3, head_dim, head_dim_v, block_m, block_n, q_stages, kv_stages,
-                  overlaps, ping_pong, ctas_per_sm, quantized_stages, may_split, guarded, dropout,
-                  block_mask, variant, transposes_v, continued);
+constexpr const char* type_name(Operands) {
+  return "Operands";
 }
-static_assert(cuda::has_all_fields<ForwardConfig>());
+constexpr const char* type_name(Tiles) {
+  return "Tiles";
+}
+constexpr const char* type_name(Scores) {
+  return "Scores";
+}
+constexpr const char* type_name(Sum) {
+  return "Sum";
+}
+constexpr const char* type_name(Weights) {
+  return "Weights";
+}
+constexpr const char* type_name(Ahead) {
+  return "Ahead";
+}
+
+constexpr auto fields_of(const Shape& shape) {
+  const auto& [head_dim, head_dim_v, block_m, block_n, q_stages, kv_stages, loaded_stages,
+               ctas_per_sm, overlaps, ping_pong] = shape;
+  return std::tie(head_dim, head_dim_v, block_m, block_n, q_stages, kv_stages, loaded_stages,
+                  ctas_per_sm, overlaps, ping_pong);
+}
+static_assert(cuda::has_all_fields<Shape>());
+
+constexpr auto fields_of(const Captured& captured) {
+  const auto& [ahead, may_hide] = captured;
+  return std::tie(ahead, may_hide);
+}
+static_assert(cuda::has_all_fields<Captured>());
+
+constexpr auto fields_of(const Kernel& kernel) {
+  const auto& [shape, element, operands, tiles, scores, sum, weights, captured] = kernel;
+  return std::tie(shape, element, operands, tiles, scores, sum, weights, captured);
+}
+static_assert(cuda::has_all_fields<Kernel>());
 
 constexpr auto fields_of(const BackwardConfig& config) {
   const auto& [element, head_dim, head_dim_v, block_m, block_n, stages, ds_stages, helpers, variant,

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/quantization.h"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 
@@ -77,28 +77,30 @@ struct ConsumerTuning {
   bool short_steps;
 };
 
-FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
+FA3_HD constexpr ConsumerTuning consumer_tuning(const Kernel& c) {
   constexpr int kPromotionKeys = 1152;
-  const bool has_registers = c.head_dim_v <= 192 || c.consumers() == 1;
+  const bool has_registers = c.shape.head_dim_v <= 192 || c.consumers() == 1;
   return {
-      .promotion_blocks = kPromotionKeys / c.block_n,
-      .scale_groups = c.block_n / kDescaleRows,
+      .promotion_blocks = kPromotionKeys / c.shape.block_n,
+      .scale_groups = c.shape.block_n / kDescaleRows,
       .promotes_under_scores = c.consumers() <= 2,
-      .starts_apart = c.e4m3 && c.head_dim_v > 128,
-      .starts_last_part_again = c.e4m3 && !c.general() && c.block_n <= 128 && c.consumers() <= 2,
-      .stages_rows = c.e4m3 && !c.general(),
-      .sends_slabs_together = c.e4m3 && !c.general() && c.tiles().staged_o.slabs() > 2,
-      .tracks_max = c.e4m3 && !c.general(),
-      .shadow_p = c.block_n / 16 * 3,
-      .lean_sums = c.e4m3 && c.block_n == 192,
+      .starts_apart = c.e4m3() && c.shape.head_dim_v > 128,
+      .starts_last_part_again =
+          c.e4m3() && !c.general() && c.shape.block_n <= 128 && c.consumers() <= 2,
+      .stages_rows = c.e4m3() && !c.general(),
+      .sends_slabs_together = c.e4m3() && !c.general() && c.tiles_in_smem().staged_o.slabs() > 2,
+      .tracks_max = c.e4m3() && !c.general(),
+      .shadow_p = c.shape.block_n / 16 * 3,
+      .lean_sums = c.e4m3() && c.shape.block_n == 192,
       .headroom_log2 = c.has_headroom() ? 24 : 0,
-      .reads_edge_again = c.general() || c.e4m3,
+      .reads_edge_again = c.general() || c.e4m3(),
       .short_tile_change = c.consumers() <= 2,
-      .early_p = c.overlaps && c.head_dim_v <= 64 && !c.e4m3 && c.guarded && !c.dropout
-                     ? c.block_n / 8 * 3
-                     : 0,
-      .stores_any_rows =
-          c.general() && !c.dequantizes() && !c.block_mask && c.head_dim != 96 && has_registers,
+      .early_p =
+          c.shape.overlaps && c.shape.head_dim_v <= 64 && !c.e4m3() && c.guarded() && !c.dropout()
+              ? c.shape.block_n / 8 * 3
+              : 0,
+      .stores_any_rows = c.general() && !c.dequantizes() && !c.block_mask() &&
+                         c.shape.head_dim != 96 && has_registers,
       .recomputes_pages = c.may_use_cp_async() && !c.capped() && has_registers,
       .draws_early = c.consumers() <= 2,
       .short_steps = c.dequantizes() && c.consumers() == 1};

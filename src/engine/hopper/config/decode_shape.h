@@ -2,7 +2,7 @@
 // The stages of a decode kernel's warps. Plain constexpr. Next: decode/stages.cuh.
 #pragma once
 
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 
@@ -18,15 +18,16 @@ struct DecodeShape {
 // Warps of a single sequence's kernel have all the room for stages, and joined rows lie in them.
 // TMA may fill the stages; else the warp's lanes do, which is faster where all SMs read e4m3, but
 // for sixteen rows (docs/lab/decoding.md).
-FA3_HD constexpr DecodeShape decode_shape(const ForwardConfig& c) {
+FA3_HD constexpr DecodeShape decode_shape(const Kernel& c) {
   constexpr int kSingleStageBytes = 192 << 10;
-  const int keys = c.block_n / c.consumer_warps();
-  const int ctas = c.is_single_sequence() && c.block_m <= 8 && c.head_dim_v <= 128 ? 2 : 1;
-  const int stage_bytes = keys * c.head_dim * bytes_of(c.types().stored);
+  const int keys = c.shape.block_n / c.consumer_warps();
+  const int ctas =
+      c.is_single_sequence() && c.shape.block_m <= 8 && c.shape.head_dim_v <= 128 ? 2 : 1;
+  const int stage_bytes = keys * c.shape.head_dim * bytes_of(c.types().stored);
   const int stages = c.is_single_sequence()
                          ? kSingleStageBytes / ctas / (c.consumer_warps() * stage_bytes)
-                         : c.kv_stages;
-  return {keys, stages, ctas, c.is_single_sequence() || !c.dequantizes() || c.block_m > 8};
+                         : c.shape.kv_stages;
+  return {keys, stages, ctas, c.is_single_sequence() || !c.dequantizes() || c.shape.block_m > 8};
 }
 
 }  // namespace fa3::hopper

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/quantization.h"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles of a forward kernel in shared memory, and the types of its operands. Plain constexpr.
-// Next: forward_config.h.
+// Next: kernel.h.
 #pragma once
 
 #include "engine/cuda/ptx/element.h"

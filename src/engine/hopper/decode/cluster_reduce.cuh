@@ -13,17 +13,17 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 struct ClusterReduceSmem {
   static constexpr int kMostCtas = 16;  // of a cluster
-  static constexpr int kEntries = C.block_m > kMostCtas ? C.block_m : kMostCtas;
+  static constexpr int kEntries = C.shape.block_m > kMostCtas ? C.shape.block_m : kMostCtas;
   // Partial rows as WarpRows::store() leaves them: one from each CTA for this CTA's first row, then
   // one from each for its next row.
   alignas(16) float received[kEntries * WarpRows<C>::kPartialStride];
   uint64_t arrived;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 class ClusterReduce {
   static constexpr int kWarps = DecodeStages<C>::kWarps;
   static constexpr int kStride = WarpRows<C>::kPartialStride;
@@ -85,8 +85,8 @@ class ClusterReduce {
   }
 
  private:
-  static constexpr int kPasses = (C.head_dim_v + kCombinedColumns - 1) / kCombinedColumns;
-  static constexpr unsigned kRowBytes = C.head_dim_v * sizeof(float) + sizeof(float2);
+  static constexpr int kPasses = (C.shape.head_dim_v + kCombinedColumns - 1) / kCombinedColumns;
+  static constexpr unsigned kRowBytes = C.shape.head_dim_v * sizeof(float) + sizeof(float2);
 
   // Then nothing is sent. Without a cluster the instruction would be illegal.
   __device__ __forceinline__ bool is_alone() const {
@@ -110,7 +110,7 @@ class ClusterReduce {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int column = pass * kCombinedColumns + ptx::lane() * kLaneColumns;
-      if (column < C.head_dim_v) visit(column);
+      if (column < C.shape.head_dim_v) visit(column);
     }
   }
 
@@ -128,7 +128,7 @@ class ClusterReduce {
       for (int i = 0; i < kAtOnce; ++i) {
         const bool exists = first + i < parts;
         const float* const at = part_at(exists ? first + i : first);
-        stats[i] = *reinterpret_cast<const float2*>(at + C.head_dim_v);
+        stats[i] = *reinterpret_cast<const float2*>(at + C.shape.head_dim_v);
         columns[i] = *reinterpret_cast<const float4*>(at + column);
         if (!exists) stats[i] = {-kInfinity, 0};
         most = fmaxf(most, stats[i].x);
@@ -149,7 +149,7 @@ class ClusterReduce {
     const uint32_t arrived = ptx::in_block_of_cluster(arrived_, unsigned(to));
     ptx::st_async_f32x4(at + unsigned(column) * sizeof(float), sum.columns, arrived);
     if (column == 0) {
-      ptx::st_async_f32x2(at + C.head_dim_v * sizeof(float), {sum.ref, sum.sum}, arrived);
+      ptx::st_async_f32x2(at + C.shape.head_dim_v * sizeof(float), {sum.ref, sum.sum}, arrived);
     }
   }
 

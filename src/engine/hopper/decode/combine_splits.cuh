@@ -14,7 +14,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 class RowCombine {
  public:
   struct Smem {};
@@ -49,7 +49,7 @@ class RowCombine {
     return lane_row_ < params_.partials.rows;
   }
   __device__ __forceinline__ SplitCounter count_of_row(const CombineTile& tile) const {
-    return {params_.counts, tile.first_partial * C.block_m + lane_row_};
+    return {params_.counts, tile.first_partial * C.shape.block_m + lane_row_};
   }
 
   const ForwardParams& params_;
@@ -57,7 +57,7 @@ class RowCombine {
   uint64_t found_ = 0;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 class RangeCombine {
  public:
   using Smem = CombineTiles;

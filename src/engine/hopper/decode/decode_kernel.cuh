@@ -19,20 +19,20 @@
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
 // into the host stub, and forgets to declare that name.
-using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
+using _ZN3fa36hopper6KernelE = fa3::hopper::Kernel;
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 struct FunctionRows;  // of kernels that take a score function
 
 // What a decode kernel is composed of: the items that a cluster attends to, and who combines them.
-template <ForwardConfig C, bool SingleSequence = C.is_single_sequence()>
+template <Kernel C, bool SingleSequence = C.is_single_sequence()>
 struct DecodeParts {
   using Items = RangeTiles<C>;
   using Combine = RangeCombine<C>;
 };
-template <ForwardConfig C>
+template <Kernel C>
 struct DecodeParts<C, true> {
   using Items = SingleTile<C>;
   using Combine = RowCombine<C>;
@@ -40,20 +40,20 @@ struct DecodeParts<C, true> {
 
 // A warp's partial rows, for the reduction: in its stages, which it has read; or in memory of their
 // own, if the stages hold the next item's keys by then.
-template <ForwardConfig C, bool HasOneItem = C.is_single_sequence()>
+template <Kernel C, bool HasOneItem = C.is_single_sequence()>
 struct WarpPartials {
-  static constexpr int kFloats = C.block_m * WarpRows<C>::kPartialStride;
+  static constexpr int kFloats = C.shape.block_m * WarpRows<C>::kPartialStride;
   alignas(16) float parts[DecodeStages<C>::kWarps][kFloats];
   __device__ __forceinline__ float* of(int warp, void*) { return parts[warp]; }
 };
-template <ForwardConfig C>
+template <Kernel C>
 struct WarpPartials<C, true> {
   static_assert(WarpPartials<C, false>::kFloats * int(sizeof(float)) <=
                 DecodeStages<C>::kStages * DecodeStages<C>::kBytes);
   __device__ __forceinline__ float* of(int, void* stages) { return static_cast<float*>(stages); }
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct DecodeSmem {
   using Stages = DecodeStages<C>;
   alignas(kSmemAlignment) unsigned char stages[Stages::kWarps][Stages::kStages * Stages::kBytes];
@@ -65,7 +65,7 @@ struct DecodeSmem {
   __device__ __forceinline__ float* part(int warp) { return parts.of(warp, stages[warp]); }
 };
 
-template <ForwardConfig C, class KvLoader>
+template <Kernel C, class KvLoader>
 class DecodeCta {
   using Stages = DecodeStages<C>;
   using Rows = WarpRows<C>;
@@ -221,7 +221,7 @@ class DecodeCta {
   int steps_ = 0;  // of the warp, in the current item
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 __global__ void __launch_bounds__(C.threads(), decode_shape(C).ctas_per_sm)
     decode_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];

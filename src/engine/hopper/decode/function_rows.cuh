@@ -9,7 +9,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 struct FunctionRows {
   // first: the stage's first key. Sequences of a decode call are batch entries of Q. Rows and keys
   // that do not exist have scores too, which count for nothing.

@@ -8,7 +8,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 class CpAsyncKvLoader {
   using Stages = DecodeStages<C>;
 

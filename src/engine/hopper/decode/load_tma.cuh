@@ -11,7 +11,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 class TmaKvLoader {
   using Stages = DecodeStages<C>;
 

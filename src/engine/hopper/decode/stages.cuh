@@ -12,15 +12,15 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 struct DecodeStages {
   static constexpr int kWarpsLog2 = 3, kWarps = 1 << kWarpsLog2;
   static_assert(kWarps == C.consumer_warps());
   static constexpr int kKeys = decode_shape(C).stage_keys;
   static constexpr int kStages =
       decode_shape(C).stages;  // number n has rows of K if n is even, else of V
-  static constexpr tile::TileLayout kK{kKeys, C.head_dim, bytes_of(C.types().stored)};
-  static constexpr tile::TileLayout kV{kKeys, C.head_dim_v, bytes_of(C.types().stored)};
+  static constexpr tile::TileLayout kK{kKeys, C.shape.head_dim, bytes_of(C.types().stored)};
+  static constexpr tile::TileLayout kV{kKeys, C.shape.head_dim_v, bytes_of(C.types().stored)};
   static constexpr int kBytes = kK.bytes();
   static_assert(kV.bytes() == kBytes);
   using Keys = WarpKeys<kKeys>;

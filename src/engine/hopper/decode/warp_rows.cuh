@@ -24,7 +24,7 @@ struct LanePlace {
   int thread = ptx::lane() % kQuadLanes;  // t
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 class WarpRows {
   using Stages = DecodeStages<C>;
 
@@ -32,8 +32,8 @@ class WarpRows {
   __device__ __forceinline__ explicit WarpRows(const ForwardParams& params)
       : is_e5m2_(params.cache_is_e5m2) {}
 
-  static constexpr int kColumnTiles = C.block_m / 8;  // of query rows
-  static constexpr int kChannelTiles = C.head_dim_v / 16;
+  static constexpr int kColumnTiles = C.shape.block_m / 8;  // of query rows
+  static constexpr int kChannelTiles = C.shape.head_dim_v / 16;
   static constexpr int kKeyTiles = Stages::kKeys / 16;
 
   // ---- The query rows ----
@@ -297,7 +297,7 @@ class WarpRows {
   // ---- The results ----
 
   // As (rows, kPartialStride) floats: O, not normalised, then reference and sum.
-  static constexpr int kPartialStride = C.head_dim_v + 4;
+  static constexpr int kPartialStride = C.shape.head_dim_v + 4;
   __device__ __forceinline__ void store(float* part) {
 #pragma unroll
     for (int n = 0; n < kColumnTiles; ++n) {
@@ -310,7 +310,7 @@ class WarpRows {
         }
         float* const to = part + row * kPartialStride;
         if (at_.group == 0) {
-          *reinterpret_cast<float2*>(to + C.head_dim_v) = {ref_[n][j], sum_[n][j]};
+          *reinterpret_cast<float2*>(to + C.shape.head_dim_v) = {ref_[n][j], sum_[n][j]};
         }
 #pragma unroll
         for (int i = 0; i < kChannelTiles; ++i) {
@@ -329,7 +329,7 @@ class WarpRows {
  private:
   static constexpr bool kWidens = C.dequantizes();
   static constexpr int kChunkChannels = tile::kChunkBytes / bytes_of(C.types().stored);
-  static constexpr int kChunks = C.head_dim / (kQuadLanes * kChunkChannels);  // of a lane
+  static constexpr int kChunks = C.shape.head_dim / (kQuadLanes * kChunkChannels);  // of a lane
   static constexpr int kStepsOfChunk = kChunkChannels / 4;  // products of 16 channels
   static constexpr int kScoreSteps = kChunks * kStepsOfChunk;
 

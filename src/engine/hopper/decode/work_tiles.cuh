@@ -17,16 +17,16 @@ struct DecodeTile {
   int partial = TileSplit::kNotSplit;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ SplitKvSchedule decode_schedule(const ForwardParams& params) {
   SplitKvSchedule schedule = params.schedule.for_decoding();
-  schedule.block_n = C.block_n;
-  schedule.sequences.block_m = C.block_m;
+  schedule.block_n = C.shape.block_n;
+  schedule.sequences.block_m = C.shape.block_m;
   return schedule;
 }
 
 // The splits of a range of key blocks (scheduler/split_kv.h).
-template <ForwardConfig C>
+template <Kernel C>
 class RangeTiles {
  public:
   __device__ __forceinline__ explicit RangeTiles(const ForwardParams& params)
@@ -43,8 +43,8 @@ class RangeTiles {
     while (!exists && !splits_.done()) exists = splits_.next(s, tile_split_);
     if (!exists) return false;
     s.queries.pack = tile_split_.pack;
-    const int begin = tile_split_.blocks.first * C.block_n;
-    const int past = begin + tile_split_.blocks.count * C.block_n;
+    const int begin = tile_split_.blocks.first * C.shape.block_n;
+    const int past = begin + tile_split_.blocks.count * C.shape.block_n;
     item = {s.queries,
             {s.keys.batch, tile_split_.pack / packs_per_kv_head_, begin, min(past, s.keys.count),
              min(past, s.keys.count)},
@@ -73,7 +73,7 @@ class RangeTiles {
 // One sequence, each of whose tiles is in as many parts, a cluster each, whose warps take turns.
 // The grid: parts, each a cluster; key heads; packs of query heads of each. Where the first keys
 // lie depends on no length: it is looked up while the length is on its way.
-template <ForwardConfig C>
+template <Kernel C>
 class SingleTile {
  public:
   __device__ __forceinline__ explicit SingleTile(const ForwardParams& params)

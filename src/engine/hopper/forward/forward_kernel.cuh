@@ -13,12 +13,12 @@
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
 // into the host stub, and forgets to declare that name.
-using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
+using _ZN3fa36hopper6KernelE = fa3::hopper::Kernel;
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
-__global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
+template <Kernel C>
+__global__ void __launch_bounds__(C.threads(), C.shape.ctas_per_sm)
     forward_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
   SmemPlan<C>& smem = *reinterpret_cast<SmemPlan<C>*>(raw_smem);

@@ -20,48 +20,49 @@ namespace fa3::hopper {
 
 inline constexpr int kMaxScaleGroups = 4;
 
-template <ForwardConfig C>
+template <Kernel C>
 struct E4m3Smem {
   static_assert(consumer_tuning(C).scale_groups <= kMaxScaleGroups);
-  static constexpr int kEights = C.head_dim_v / 16;  // of a thread's numbers of O
+  static constexpr int kEights = C.shape.head_dim_v / 16;  // of a thread's numbers of O
 
   static constexpr int kAlignment = consumer_tuning(C).stages_rows ? kSmemAlignment : 16;
 
   // Also where rows are on their way out, which TMA swizzles by address (staged_rows.cuh).
   alignas(kAlignment) uint32_t promoted_sum[C.consumer_warps()][kEights][kWarpSize][4];
-  KeyScales keys[C.kv_stages][kMaxScaleGroups];  // of the stages with a K
+  KeyScales keys[C.shape.kv_stages][kMaxScaleGroups];  // of the stages with a K
   TileScales tiles[kWorkTileStages];
 };
 struct NoE4m3 {};
 
 // K and V of a quantized cache, as they are loaded.
-template <ForwardConfig C>
+template <Kernel C>
 struct QuantizedSmem {
-  alignas(kSmemAlignment) unsigned char tiles[C.loaded_stages()][C.tiles().loaded_stage_bytes()];
+  alignas(kSmemAlignment) unsigned char tiles[C.loaded_stages()]
+                                             [C.tiles_in_smem().loaded_stage_bytes()];
 };
 struct NotQuantized {};
-template <ForwardConfig C>
+template <Kernel C>
 struct QuantizedPipeline {
   PipelineBarriers<C.loaded_stages()> barriers;
 };
 
 // Where V's rows have arrived, which then are transposed where they lie: a barrier for each V, of
 // which there are never more than stages.
-template <ForwardConfig C>
+template <Kernel C>
 struct ValueRowsPipeline {
-  PipelineBarriers<C.kv_stages> barriers;
+  PipelineBarriers<C.shape.kv_stages> barriers;
 };
 struct NoValueRows {};
 
 // The bits of the blocks whose K is in a stage, where they are seen in part.
-template <ForwardConfig C>
+template <Kernel C>
 struct MaskBitsSmem {
-  alignas(128) unsigned char stages[C.kv_stages][cuda::kMaskBits];
+  alignas(128) unsigned char stages[C.shape.kv_stages][cuda::kMaskBits];
 };
 struct NoMaskBits {};
 
 // Tiles of a captured tensor (producer/load_captured.cuh).
-template <ForwardConfig C>
+template <Kernel C>
 struct CapturedSmem {
   alignas(kSmemAlignment) unsigned char tiles[C.captured_stages()][C.captured_tile().bytes()];
   PipelineBarriers<C.captured_stages()> pipeline;
@@ -69,64 +70,64 @@ struct CapturedSmem {
 struct NoCaptured {};
 
 // The terms of a block's keys (key_term.h).
-template <ForwardConfig C>
+template <Kernel C>
 struct KeyTermSmem {
-  alignas(128) unsigned char terms[kKeyTermStages][key_term_operand_bytes(C.block_n)];
+  alignas(128) unsigned char terms[kKeyTermStages][key_term_operand_bytes(C.shape.block_n)];
   unsigned char ones[kCoreMatrixBytes];
-  unsigned char zeros[key_term_operand_bytes(C.block_n)];  // behind what they are zeros of
+  unsigned char zeros[key_term_operand_bytes(C.shape.block_n)];  // behind what they are zeros of
   PipelineBarriers<kKeyTermStages> pipeline;
 };
 struct NoKeyTerms {};
 
 // The lines of a tile's rows (consumer/score/lines_score.cuh).
-template <ForwardConfig C>
+template <Kernel C>
 struct AddedLinesSmem {
-  LinesOfRow rows[C.block_m];
-  float references[kAddedReferences][C.block_m];
-  KeySpan meet[C.block_m / kRowsPerWarp];  // where the two lines of some row of a warp do
+  LinesOfRow rows[C.shape.block_m];
+  float references[kAddedReferences][C.shape.block_m];
+  KeySpan meet[C.shape.block_m / kRowsPerWarp];  // where the two lines of some row of a warp do
 };
 struct NoAddedLines {};
 
-template <ForwardConfig C>
+template <Kernel C>
 struct SmemPlan {
-  alignas(kSmemAlignment) unsigned char q[C.q_stages][C.tiles().q_bytes()];
-  alignas(kSmemAlignment) unsigned char kv[C.kv_stages][C.tiles().stage_bytes()];
+  alignas(kSmemAlignment) unsigned char q[C.shape.q_stages][C.tiles_in_smem().q_bytes()];
+  alignas(kSmemAlignment) unsigned char kv[C.shape.kv_stages][C.tiles_in_smem().stage_bytes()];
   [[no_unique_address]] std::conditional_t<kLoadsTile, CapturedSmem<C>, NoCaptured> captured;
   [[no_unique_address]] std::conditional_t<kAddsKeyTerm, KeyTermSmem<C>, NoKeyTerms> key_terms;
-  [[no_unique_address]] std::conditional_t<C.transposes_v, ValueRowsPipeline<C>, NoValueRows>
+  [[no_unique_address]] std::conditional_t<C.transposes_v(), ValueRowsPipeline<C>, NoValueRows>
       value_rows;
-  [[no_unique_address]] std::conditional_t<C.block_mask, MaskBitsSmem<C>, NoMaskBits> mask_bits;
+  [[no_unique_address]] std::conditional_t<C.block_mask(), MaskBitsSmem<C>, NoMaskBits> mask_bits;
   [[no_unique_address]] std::conditional_t<kAddsLines, AddedLinesSmem<C>, NoAddedLines> added_lines;
-  PipelineBarriers<C.q_stages> q_pipelines[C.consumers()];
-  PipelineBarriers<C.kv_stages> kv_pipeline;
+  PipelineBarriers<C.shape.q_stages> q_pipelines[C.consumers()];
+  PipelineBarriers<C.shape.kv_stages> kv_pipeline;
   PipelineBarriers<kWorkTileStages> work_tile_pipeline;
   WorkTileOf<C> work_tiles[kWorkTileStages];
-  using E4m3 = std::conditional_t<C.e4m3, E4m3Smem<C>, NoE4m3>;
+  using E4m3 = std::conditional_t<C.e4m3(), E4m3Smem<C>, NoE4m3>;
   alignas(64) alignas(E4m3) E4m3 e4m3;
   std::conditional_t<C.dequantizes(), QuantizedPipeline<C>, NotQuantized> quantized_pipeline;
   std::conditional_t<C.dequantizes(), QuantizedSmem<C>, NotQuantized> quantized;
   typename TileScheduler<C>::Smem tiles;
 
-  static_assert(C.tiles().q_bytes() % kSmemAlignment == 0 &&
-                C.tiles().stage_bytes() % kSmemAlignment == 0);
+  static_assert(C.tiles_in_smem().q_bytes() % kSmemAlignment == 0 &&
+                C.tiles_in_smem().stage_bytes() % kSmemAlignment == 0);
 };
 
 // The same plan by shared-memory addresses, which is what the hardware's instructions take.
-template <ForwardConfig C>
+template <Kernel C>
 struct SmemAddresses {
   uint32_t base;
 
   __device__ __forceinline__ uint32_t q(uint32_t stage) const {
-    return base + offsetof(SmemPlan<C>, q) + stage * C.tiles().q_bytes();
+    return base + offsetof(SmemPlan<C>, q) + stage * C.tiles_in_smem().q_bytes();
   }
   __device__ __forceinline__ uint32_t kv(uint32_t stage) const {
-    return base + offsetof(SmemPlan<C>, kv) + stage * C.tiles().stage_bytes();
+    return base + offsetof(SmemPlan<C>, kv) + stage * C.tiles_in_smem().stage_bytes();
   }
-  __device__ __forceinline__ Pipeline<C.q_stages> q_pipeline(int warpgroup) const {
+  __device__ __forceinline__ Pipeline<C.shape.q_stages> q_pipeline(int warpgroup) const {
     return {base + uint32_t{offsetof(SmemPlan<C>, q_pipelines)} +
-            warpgroup * uint32_t{sizeof(PipelineBarriers<C.q_stages>)}};
+            warpgroup * uint32_t{sizeof(PipelineBarriers<C.shape.q_stages>)}};
   }
-  __device__ __forceinline__ Pipeline<C.kv_stages> kv_pipeline() const {
+  __device__ __forceinline__ Pipeline<C.shape.kv_stages> kv_pipeline() const {
     return {base + uint32_t{offsetof(SmemPlan<C>, kv_pipeline)}};
   }
   __device__ __forceinline__ Pipeline<kWorkTileStages> work_tile_pipeline() const {
@@ -136,14 +137,14 @@ struct SmemAddresses {
   __device__ __forceinline__ uint32_t loaded(uint32_t stage) const {
     if constexpr (!C.dequantizes()) return kv(stage);
     return base + uint32_t{offsetof(SmemPlan<C>, quantized)} +
-           stage * C.tiles().loaded_stage_bytes();
+           stage * C.tiles_in_smem().loaded_stage_bytes();
   }
   __device__ __forceinline__ Pipeline<C.loaded_stages()> loaded_pipeline() const {
     if constexpr (C.dequantizes())
       return {base + uint32_t{offsetof(SmemPlan<C>, quantized_pipeline)}};
     return {base + uint32_t{offsetof(SmemPlan<C>, kv_pipeline)}};
   }
-  __device__ __forceinline__ Pipeline<C.kv_stages> value_rows_pipeline() const {
+  __device__ __forceinline__ Pipeline<C.shape.kv_stages> value_rows_pipeline() const {
     return {base + uint32_t{offsetof(SmemPlan<C>, value_rows)}};
   }
   __device__ __forceinline__ uint32_t key_scales(uint32_t stage) const {
@@ -161,7 +162,7 @@ struct SmemAddresses {
   }
   __device__ __forceinline__ uint32_t key_terms(uint32_t stage) const {
     return base + uint32_t{offsetof(SmemPlan<C>, key_terms.terms)} +
-           stage * key_term_operand_bytes(C.block_n);
+           stage * key_term_operand_bytes(C.shape.block_n);
   }
   __device__ __forceinline__ uint32_t key_term_zeros() const {
     return base + uint32_t{offsetof(SmemPlan<C>, key_terms.zeros)};
@@ -179,7 +180,7 @@ struct SmemAddresses {
   }
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 constexpr int smem_bytes() {
   static_assert(sizeof(SmemPlan<C>) <= kMaxSmemBytes);
   return sizeof(SmemPlan<C>);

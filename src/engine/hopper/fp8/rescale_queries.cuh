@@ -8,7 +8,7 @@
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/unpack.cuh"
 
@@ -45,7 +45,7 @@ struct RowRescale {
 };
 
 // A thread's rows are those of its accumulator. Four lanes share a row, as they do there.
-template <ForwardConfig C>
+template <Kernel C>
 class QueryRescaler {
  public:
   // `rows` is the address of the warp's rows; `live` of a thread's rows are queries'. Gives what
@@ -63,11 +63,11 @@ class QueryRescaler {
 
  private:
   static constexpr int kChunk = tile::kChunkBytes / 2;  // numbers
-  static constexpr int kSteps = C.head_dim / (kQuadLanes * kChunk);
-  static_assert(kSteps % 2 == 0 && C.head_dim % (kQuadLanes * kChunk) == 0);
+  static constexpr int kSteps = C.shape.head_dim / (kQuadLanes * kChunk);
+  static_assert(kSteps % 2 == 0 && C.shape.head_dim % (kQuadLanes * kChunk) == 0);
 
   static __device__ __forceinline__ float rescale_row(uint32_t rows, int row, int part) {
-    constexpr tile::TileLayout kQ = C.tiles().q;
+    constexpr tile::TileLayout kQ = C.tiles_in_smem().q;
     // Neighbouring rows begin at opposite halves of their 128 bytes: so no two lanes meet in a
     // bank.
     const auto chunk = [&](int step) {

@@ -10,8 +10,8 @@ ForwardKernel forward_kernel_at(const Row& row, Element element) {
   const ForwardEntry entry = element == Element::kFp16 ? forward_entry_of<Element::kFp16>(row)
                                                        : forward_entry_of<Element::kBf16>(row);
   if (entry != nullptr) return entry();
-  const ForwardConfig config = kernel_of(row, element);
-  const int ctas = config.is_decode() ? decode_shape(config).ctas_per_sm : config.ctas_per_sm;
+  const Kernel config = kernel_of(row, element);
+  const int ctas = config.is_decode() ? decode_shape(config).ctas_per_sm : config.shape.ctas_per_sm;
   return {config, nullptr, smem_bytes_of_each(ctas)};
 }
 

@@ -11,7 +11,7 @@ namespace fa3::hopper {
 
 template <int Row, Element E>
 ForwardKernel forward_entry() {
-  constexpr ForwardConfig kConfig = kernel_of(kForward[Row], E);
+  constexpr Kernel kConfig = kernel_of(kForward[Row], E);
   if constexpr (kConfig.is_decode()) {
     constexpr int kBytes = sizeof(DecodeSmem<kConfig>);
     static_assert(kBytes <= smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));

@@ -7,7 +7,7 @@
 namespace fa3::hopper {
 
 struct ForwardKernel {
-  ForwardConfig config;
+  Kernel config;
   const void* function;  // for cudaLaunchKernel
   int smem_bytes;
 };

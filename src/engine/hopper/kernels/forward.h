@@ -9,6 +9,7 @@
 // those with the tightest limits come first.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 
@@ -28,48 +29,62 @@ constexpr auto join(const std::array<Row, N>&... parts) {
   return all;
 }
 
-constexpr Row in(Variant variant, Row row) {
-  row.kernel = row.kernel.with(row.kernel.element, variant);
+// A split tile's Q is loaded after its first K: the room of another one is the pipeline's.
+constexpr Row in(Tiles tiles, Row row, Scores scores = Scores::kScaled) {
+  row.kernel.tiles = tiles;
+  row.kernel.scores = scores;
+  Shape& shape = row.kernel.shape;
+  if (row.kernel.can_split() && shape.q_stages > 1) {
+    const TileShapes smem = row.kernel.tiles_in_smem();
+    shape.kv_stages += (shape.q_stages - 1) * smem.q_bytes() / smem.stage_bytes();
+    shape.q_stages = 1;
+  }
   return row;
-}
-
-// Of one length; all masks and lengths; softcap too.
-constexpr auto in_three_forms(const Row& tile) {
-  return std::array{in(Variant::kDense, tile), in(Variant::kGeneral, tile),
-                    in(Variant::kCapped, tile)};
-}
-
-// The same, and a form that only decodes.
-constexpr auto with_stream_k(const Row& tile) {
-  Row stream_k = tile;
-  stream_k.kernel = tile.kernel.stream_k();
-  stream_k.why = tile.kernel.consumers() == 1
-                     ? "few query rows: nothing but decoding in the kernel"
-                     : "a tile for each sequence: nothing but decoding in the kernel";
-  const auto [dense, general, capped] = in_three_forms(tile);
-  return std::array{dense, stream_k, general, capped};
 }
 
 constexpr auto alone(const Row& row) {
   return std::array{row};
 }
+// All masks and lengths; softcap too.
 constexpr auto varlen_and_capped(const Row& tile) {
-  return std::array{in(Variant::kGeneral, tile), in(Variant::kCapped, tile)};
+  return std::array{in(Tiles::kVarlen, tile), in(Tiles::kVarlen, tile, Scores::kCapped)};
+}
+constexpr auto split_and_capped(const Row& tile) {
+  return std::array{in(Tiles::kSplit, tile), in(Tiles::kSplit, tile, Scores::kCapped)};
+}
+// Of one length, in front of these.
+constexpr auto in_three_forms(const Row& tile) {
+  return join(alone(in(Tiles::kDense, tile)), varlen_and_capped(tile));
+}
+constexpr auto splitting(const Row& tile) {
+  return join(alone(in(Tiles::kDense, tile)), split_and_capped(tile));
 }
 constexpr auto dense_and_varlen(const Row& tile) {
-  return std::array{in(Variant::kDense, tile), in(Variant::kGeneral, tile)};
+  if (tile.kernel.block_mask()) {
+    return std::array{in(Tiles::kListed, tile), in(Tiles::kListedVarlen, tile)};
+  }
+  return std::array{in(Tiles::kDense, tile), in(Tiles::kVarlen, tile)};
 }
 
+// A form that only decodes.
+constexpr Row decoding(Row tile) {
+  tile.why = tile.kernel.consumers() == 1
+                 ? "few query rows: nothing but decoding in the kernel"
+                 : "a tile for each sequence: nothing but decoding in the kernel";
+  return in(Tiles::kStreamK, tile);
+}
+constexpr auto with_stream_k(const Row& tile) {
+  return join(alone(in(Tiles::kDense, tile)), alone(decoding(tile)), split_and_capped(tile));
+}
 // Over a quantized cache: no dense form.
 constexpr auto of_cache(const Row& tile) {
-  const auto [dense, stream_k, general, capped] = with_stream_k(tile);
-  return std::array{stream_k, general, capped};
+  return join(alone(decoding(tile)), split_and_capped(tile));
 }
 
 // Goes on from a result over other keys, or writes O in float32. Without such a result other
 // kernels have more tiles to choose from, until sequences are long.
 constexpr auto continued(Row tile) {
-  tile.kernel.continued = true;
+  tile.kernel.sum = Sum::kContinued;
   auto [dense, varlen] = dense_and_varlen(tile);
   dense.only_for = {Need::kPartial, Need::kFloat32Out};
   dense.limits.least_keys = 1536;
@@ -92,27 +107,24 @@ struct DecodeTile {
   int head_dim, rows, keys, stages;
   bool cache = false;
 };
-constexpr Row decoding(const DecodeTile& t, Variant variant, Needs kinds) {
-  return {.kernel = {.head_dim = t.head_dim,
-                     .head_dim_v = t.head_dim,
-                     .block_m = t.rows,
-                     .block_n = t.keys,
-                     .kv_stages = t.stages,
-                     .ping_pong = false,
-                     .quantized_stages = t.cache ? 1 : 0,
-                     .may_split = true,
-                     .guarded = false,
-                     .variant = variant},
+constexpr Row decoding(Tiles tiles, const DecodeTile& t, Needs kinds) {
+  return {.kernel = {.shape = {.head_dim = t.head_dim,
+                               .head_dim_v = t.head_dim,
+                               .block_m = t.rows,
+                               .block_n = t.keys,
+                               .kv_stages = t.stages,
+                               .ping_pong = false},
+                     .operands = t.cache ? Operands::kQuantizedCache : Operands::k16Bit,
+                     .tiles = tiles},
           .score_kinds = kinds.empty() ? kinds : kinds | Needs{Need::kScoreFunction},
           .built = kinds.empty(),
           .why = "few query rows: each warp reads keys of its own"};
 }
 constexpr auto one_sequence_alone(const DecodeTile& t, Needs kinds = {}) {
-  return std::array{decoding(t, Variant::kDecodeSingle, kinds)};
+  return alone(decoding(Tiles::kDecodeSingle, t, kinds));
 }
 constexpr auto one_or_several_sequences(const DecodeTile& t, Needs kinds = {}) {
-  return std::array{decoding(t, Variant::kDecodeSingle, kinds),
-                    decoding(t, Variant::kDecode, kinds)};
+  return std::array{decoding(Tiles::kDecodeSingle, t, kinds), decoding(Tiles::kDecode, t, kinds)};
 }
 
 constexpr auto decode_rows(Needs kinds = {}) {
@@ -155,111 +167,109 @@ inline constexpr const char* kAllMasks = "masks and lengths of all kinds";
 
 // ---- Tiles by their columns ----
 
-inline constexpr Row k64x192{
-    .kernel = {.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .kv_stages = 8},
-    .why = kThreeShareSoftmax};
+inline constexpr Row k64x192{.kernel = {.shape = {.head_dim = 64,
+                                                  .head_dim_v = 64,
+                                                  .block_m = 192,
+                                                  .block_n = 128,
+                                                  .kv_stages = 8}},
+                             .why = kThreeShareSoftmax};
 inline constexpr auto kRows64 = join(
     continued(k64x192),
-    varlen_and_capped({.kernel = {.head_dim = 64,
-                                  .head_dim_v = 64,
-                                  .block_m = 64,
-                                  .block_n = 32,
-                                  .q_stages = 2,
-                                  .kv_stages = 4,
-                                  .ping_pong = false,
-                                  .ctas_per_sm = 3},
+    varlen_and_capped({.kernel = {.shape = {.head_dim = 64,
+                                            .head_dim_v = 64,
+                                            .block_m = 64,
+                                            .block_n = 32,
+                                            .q_stages = 2,
+                                            .kv_stages = 4,
+                                            .ctas_per_sm = 3,
+                                            .ping_pong = false}},
                        .limits = {.most_keys = 64, .most_rows = 512},
                        .why = kTileEach}),
-    with_stream_k({.kernel = {.head_dim = 64,
-                              .head_dim_v = 64,
-                              .block_m = 64,
-                              .block_n = 128,
-                              .kv_stages = 6,
-                              .ping_pong = false,
-                              .ctas_per_sm = 2,
-                              .may_split = true},
+    with_stream_k({.kernel = {.shape = {.head_dim = 64,
+                                        .head_dim_v = 64,
+                                        .block_m = 64,
+                                        .block_n = 128,
+                                        .kv_stages = 6,
+                                        .ctas_per_sm = 2,
+                                        .ping_pong = false}},
                    .limits = {.most_rows = 64},
                    .why = kFewQueries}),
-    with_stream_k({.kernel = {.head_dim = 64,
-                              .head_dim_v = 64,
-                              .block_m = 128,
-                              .block_n = 128,
-                              .q_stages = 2,
-                              .kv_stages = 8,
-                              .may_split = true},
+    with_stream_k({.kernel = {.shape = {.head_dim = 64,
+                                        .head_dim_v = 64,
+                                        .block_m = 128,
+                                        .block_n = 128,
+                                        .q_stages = 2,
+                                        .kv_stages = 8}},
                    .limits = {.most_keys = 0},
                    .row_cost = 1.25,  // for want of a third warpgroup
                    .why = "where tiles of 192 rows are too few for the SMs, and to split them"}),
     in_three_forms(k64x192));
 
 inline constexpr auto kRows96 =
-    in_three_forms({.kernel = {.head_dim = 96,
-                               .head_dim_v = 96,
-                               .block_m = 192,
-                               .block_n = 96,
-                               .kv_stages = 8,
-                               .ping_pong = false},
+    in_three_forms({.kernel = {.shape = {.head_dim = 96,
+                                         .head_dim_v = 96,
+                                         .block_m = 192,
+                                         .block_n = 96,
+                                         .kv_stages = 8,
+                                         .ping_pong = false}},
                     .why = "three warpgroups, as many keys a step as their registers hold"});
 
-inline constexpr Row k128x192{
-    .kernel = {.head_dim = 128, .head_dim_v = 128, .block_m = 192, .block_n = 80, .kv_stages = 8},
-    .why = kThreeKeepTensorCoresBusy};
-inline constexpr auto kRows128 = join(
-    continued(k128x192),
-    varlen_and_capped({.kernel = {.block_m = 64,
-                                  .block_n = 32,
-                                  .q_stages = 2,
-                                  .kv_stages = 4,
-                                  .ping_pong = false,
-                                  .ctas_per_sm = 2},
-                       .limits = {.most_keys = 64, .most_rows = 512},
-                       .why = kTileEach}),
-    with_stream_k({.kernel = {.block_m = 64,
-                              .block_n = 64,
-                              .kv_stages = 5,
-                              .ping_pong = false,
-                              .ctas_per_sm = 2,
-                              .may_split = true},
-                   .limits = {.most_rows = 64},
-                   .why = kFewQueries}),
-    with_stream_k(
-        {.kernel =
-             {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5, .may_split = true},
-         .limits = {.most_keys = 1535},
-         .row_cost = 1.1,
-         .why = "short sequences: 192 rows are too coarse a grain"}),
-    in_three_forms(k128x192));
+inline constexpr Row k128x192{.kernel = {.shape = {.head_dim = 128,
+                                                   .head_dim_v = 128,
+                                                   .block_m = 192,
+                                                   .block_n = 80,
+                                                   .kv_stages = 8}},
+                              .why = kThreeKeepTensorCoresBusy};
+inline constexpr auto kRows128 =
+    join(continued(k128x192),
+         varlen_and_capped({.kernel = {.shape = {.block_m = 64,
+                                                 .block_n = 32,
+                                                 .q_stages = 2,
+                                                 .kv_stages = 4,
+                                                 .ctas_per_sm = 2,
+                                                 .ping_pong = false}},
+                            .limits = {.most_keys = 64, .most_rows = 512},
+                            .why = kTileEach}),
+         with_stream_k({.kernel = {.shape = {.block_m = 64,
+                                             .block_n = 64,
+                                             .kv_stages = 5,
+                                             .ctas_per_sm = 2,
+                                             .ping_pong = false}},
+                        .limits = {.most_rows = 64},
+                        .why = kFewQueries}),
+         with_stream_k(
+             {.kernel = {.shape = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5}},
+              .limits = {.most_keys = 1535},
+              .row_cost = 1.1,
+              .why = "short sequences: 192 rows are too coarse a grain"}),
+         in_three_forms(k128x192));
 
-inline constexpr Row k192By128{.kernel = {.head_dim = 192,
-                                          .head_dim_v = 128,
-                                          .block_m = 128,
-                                          .block_n = 80,
-                                          .kv_stages = 5,
-                                          .may_split = true},
+inline constexpr Row k192By128{.kernel = {.shape = {.head_dim = 192,
+                                                    .head_dim_v = 128,
+                                                    .block_m = 128,
+                                                    .block_n = 80,
+                                                    .kv_stages = 5}},
                                .why = kOneQBuffer};
-inline constexpr Row k192{.kernel = {.head_dim = 192,
-                                     .head_dim_v = 192,
-                                     .block_m = 128,
-                                     .block_n = 80,
-                                     .kv_stages = 5,
-                                     .may_split = true},
+inline constexpr Row k192{.kernel = {.shape = {.head_dim = 192,
+                                               .head_dim_v = 192,
+                                               .block_m = 128,
+                                               .block_n = 80,
+                                               .kv_stages = 5}},
                           .why = kOneQBuffer};
-inline constexpr Row k256{.kernel = {.head_dim = 256,
-                                     .head_dim_v = 256,
-                                     .block_m = 128,
-                                     .block_n = 64,
-                                     .kv_stages = 5,
-                                     .may_split = true},
+inline constexpr Row k256{.kernel = {.shape = {.head_dim = 256,
+                                               .head_dim_v = 256,
+                                               .block_m = 128,
+                                               .block_n = 64,
+                                               .kv_stages = 5}},
                           .why = kOneQBuffer};
 inline constexpr auto kRows256 = join(
     with_stream_k(
-        {.kernel = {.head_dim = 256,
-                    .head_dim_v = 256,
-                    .block_m = 64,
-                    .block_n = 64,
-                    .kv_stages = 6,
-                    .ping_pong = false,
-                    .may_split = true},
+        {.kernel = {.shape = {.head_dim = 256,
+                              .head_dim_v = 256,
+                              .block_m = 64,
+                              .block_n = 64,
+                              .kv_stages = 6,
+                              .ping_pong = false}},
          .limits = {.most_rows = 64},
          .why = "few queries: memory is the bottleneck, the pipeline holds what is on its way"}),
     with_stream_k(k256));
@@ -267,65 +277,61 @@ inline constexpr auto kRows256 = join(
 // ---- Quantized caches: K and V have half the bytes, so half as many wait in shared memory ----
 
 inline constexpr auto kCacheRows = join(
-    of_cache({.kernel = {.head_dim = 64,
-                         .head_dim_v = 64,
-                         .block_m = 64,
-                         .block_n = 144,
-                         .kv_stages = 3,
-                         .ping_pong = false,
-                         .ctas_per_sm = 2,
-                         .quantized_stages = 5,
-                         .may_split = true,
-                         .guarded = false},
+    of_cache({.kernel = {.shape = {.head_dim = 64,
+                                   .head_dim_v = 64,
+                                   .block_m = 64,
+                                   .block_n = 144,
+                                   .kv_stages = 3,
+                                   .loaded_stages = 5,
+                                   .ctas_per_sm = 2,
+                                   .ping_pong = false},
+                         .operands = Operands::kQuantizedCache},
               .limits = {.most_rows = 64},
               .why = kLongTiles}),
-    varlen_and_capped({.kernel = {.head_dim = 64,
-                                  .head_dim_v = 64,
-                                  .block_m = 128,
-                                  .block_n = 128,
-                                  .kv_stages = 6,
-                                  .quantized_stages = 6,
-                                  .may_split = true,
-                                  .guarded = false},
-                       .why = kDequantizers}),
-    of_cache({.kernel = {.block_m = 64,
-                         .block_n = 80,
-                         .kv_stages = 3,
-                         .ping_pong = false,
-                         .ctas_per_sm = 2,
-                         .quantized_stages = 3,
-                         .may_split = true,
-                         .guarded = false},
+    split_and_capped({.kernel = {.shape = {.head_dim = 64,
+                                           .head_dim_v = 64,
+                                           .block_m = 128,
+                                           .block_n = 128,
+                                           .kv_stages = 6,
+                                           .loaded_stages = 6},
+                                 .operands = Operands::kQuantizedCache},
+                      .why = kDequantizers}),
+    of_cache({.kernel = {.shape = {.block_m = 64,
+                                   .block_n = 80,
+                                   .kv_stages = 3,
+                                   .loaded_stages = 3,
+                                   .ctas_per_sm = 2,
+                                   .ping_pong = false},
+                         .operands = Operands::kQuantizedCache},
               .limits = {.most_rows = 64},
               .why = kLongTiles}),
-    varlen_and_capped({.kernel = {.block_m = 128,
-                                  .block_n = 128,
-                                  .kv_stages = 4,
-                                  .quantized_stages = 4,
-                                  .may_split = true,
-                                  .guarded = false},
-                       .why = kDequantizers}),
+    split_and_capped(
+        {.kernel = {.shape = {.block_m = 128, .block_n = 128, .kv_stages = 4, .loaded_stages = 4},
+                    .operands = Operands::kQuantizedCache},
+         .why = kDequantizers}),
     of_cache(
-        {.kernel = {.head_dim = 256,
-                    .head_dim_v = 256,
-                    .block_m = 64,
-                    .block_n = 64,
-                    .kv_stages = 4,
-                    .ping_pong = false,
-                    .quantized_stages = 4,
-                    .may_split = true,
-                    .guarded = false},
+        {.kernel = {.shape = {.head_dim = 256,
+                              .head_dim_v = 256,
+                              .block_m = 64,
+                              .block_n = 64,
+                              .kv_stages = 4,
+                              .loaded_stages = 4,
+                              .ping_pong = false},
+                    .operands = Operands::kQuantizedCache},
          .limits = {.most_rows = 64},
          .why = "few queries: memory is the bottleneck, the pipeline holds what is on its way"}),
-    varlen_and_capped({.kernel = {.head_dim = 256,
-                                  .head_dim_v = 256,
-                                  .block_m = 128,
-                                  .block_n = 64,
-                                  .kv_stages = 3,
-                                  .quantized_stages = 4,
-                                  .may_split = true,
-                                  .guarded = false},
-                       .why = kDequantizers}));
+    split_and_capped({.kernel = {.shape = {.head_dim = 256,
+                                           .head_dim_v = 256,
+                                           .block_m = 128,
+                                           .block_n = 64,
+                                           .kv_stages = 3,
+                                           .loaded_stages = 4},
+                                 .operands = Operands::kQuantizedCache},
+                      .why = kDequantizers}));
+
+constexpr Row in_varlen_capped(const Row& row) {
+  return in(Tiles::kVarlen, row, Scores::kCapped);
+}
 
 // ---- e4m3: a form for one length and at most a causal mask, another for all the rest ----
 
@@ -333,123 +339,132 @@ inline constexpr auto kCacheRows = join(
 // time, but nothing goes before its tiles: for keys that few rows see. Up to 128 columns tiles
 // without a mask leave SMs idle for long enough.
 constexpr auto transposing(Row tile, Needs only_for) {
-  tile.kernel.transposes_v = true;
+  tile.kernel.operands = Operands::kE4m3RowsOfV;
   tile.limits = {.most_keys = 1535, .most_rows_of_key = 512};
   tile.only_for = only_for;
   tile.why = "short sequences, whose V is transposed in the kernel";
   return alone(tile);
 }
 inline constexpr Row kE4m3Of128{
-    .kernel = {.e4m3 = true, .block_m = 128, .block_n = 128, .kv_stages = 8, .ping_pong = false},
+    .kernel = {.shape = {.block_m = 128, .block_n = 128, .kv_stages = 8, .ping_pong = false},
+               .operands = Operands::kE4m3,
+               .sum = Sum::kPromoted},
     .limits = {.most_keys = 1535},
     .why = "short sequences: 192 keys are too coarse a grain"};
 inline constexpr Row kE4m3Of256{
-    .kernel = {.e4m3 = true,
-               .head_dim = 256,
-               .head_dim_v = 256,
-               .block_m = 128,
-               .block_n = 128,
-               .kv_stages = 4,
-               .ping_pong = false},
-    .why = "two warpgroups; the earlier parts of O leave room for four stages"};
-inline constexpr auto kE4m3Rows = join(
-    alone({.kernel = {.e4m3 = true,
-                      .head_dim = 64,
-                      .head_dim_v = 64,
-                      .block_m = 192,
-                      .block_n = 128,
-                      .kv_stages = 8,
-                      .ping_pong = false},
-           .why = "softmax is the bottleneck: three warpgroups share it"}),
-    alone(in(Variant::kCapped,
-             {.kernel = {.e4m3 = true,
-                         .head_dim = 64,
-                         .head_dim_v = 64,
+    .kernel = {.shape = {.head_dim = 256,
+                         .head_dim_v = 256,
                          .block_m = 128,
                          .block_n = 128,
-                         .kv_stages = 8,
+                         .kv_stages = 4,
                          .ping_pong = false},
-              .why = "masks and lengths of all kinds; two warpgroups, whose registers hold them"})),
+               .operands = Operands::kE4m3,
+               .sum = Sum::kPromoted},
+    .why = "two warpgroups; the earlier parts of O leave room for four stages"};
+inline constexpr auto kE4m3Rows = join(
+    alone({.kernel = {.shape = {.head_dim = 64,
+                                .head_dim_v = 64,
+                                .block_m = 192,
+                                .block_n = 128,
+                                .kv_stages = 8,
+                                .ping_pong = false},
+                      .operands = Operands::kE4m3,
+                      .sum = Sum::kPromoted},
+           .why = "softmax is the bottleneck: three warpgroups share it"}),
+    alone(in_varlen_capped(
+        {.kernel = {.shape = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .kv_stages = 8,
+                              .ping_pong = false},
+                    .operands = Operands::kE4m3,
+                    .sum = Sum::kPromoted},
+         .why = "masks and lengths of all kinds; two warpgroups, whose registers hold them"})),
     transposing(kE4m3Of128, {Need::kMasked}), alone(kE4m3Of128),
-    alone({.kernel =
-               {.e4m3 = true, .block_m = 128, .block_n = 192, .kv_stages = 5, .ping_pong = false},
+    alone({.kernel = {.shape = {.block_m = 128, .block_n = 192, .kv_stages = 5, .ping_pong = false},
+                      .operands = Operands::kE4m3,
+                      .sum = Sum::kPromoted},
            .why = "softmax is the bottleneck: as many keys a step as registers hold"}),
-    alone(
-        in(Variant::kCapped,
-           {.kernel =
-                {.e4m3 = true, .block_m = 128, .block_n = 128, .kv_stages = 7, .ping_pong = false},
-            .why = kAllMasks})),
-    alone({.kernel = {.e4m3 = true,
-                      .head_dim = 192,
-                      .head_dim_v = 192,
-                      .block_m = 128,
-                      .block_n = 128,
-                      .kv_stages = 4,
-                      .ping_pong = false},
+    alone(in_varlen_capped(
+        {.kernel = {.shape = {.block_m = 128, .block_n = 128, .kv_stages = 7, .ping_pong = false},
+                    .operands = Operands::kE4m3,
+                    .sum = Sum::kPromoted},
+         .why = kAllMasks})),
+    alone({.kernel = {.shape = {.head_dim = 192,
+                                .head_dim_v = 192,
+                                .block_m = 128,
+                                .block_n = 128,
+                                .kv_stages = 4,
+                                .ping_pong = false},
+                      .operands = Operands::kE4m3,
+                      .sum = Sum::kPromoted},
            .why = "two warpgroups; O leaves room for four stages"}),
-    alone(in(Variant::kCapped, {.kernel = {.e4m3 = true,
-                                           .head_dim = 192,
-                                           .head_dim_v = 192,
-                                           .block_m = 128,
-                                           .block_n = 64,
-                                           .kv_stages = 6,
-                                           .ping_pong = false},
-                                .why = kAllMasks})),
+    alone(in_varlen_capped({.kernel = {.shape = {.head_dim = 192,
+                                                 .head_dim_v = 192,
+                                                 .block_m = 128,
+                                                 .block_n = 64,
+                                                 .kv_stages = 6,
+                                                 .ping_pong = false},
+                                       .operands = Operands::kE4m3,
+                                       .sum = Sum::kPromoted},
+                            .why = kAllMasks})),
     transposing(kE4m3Of256, {}), alone(kE4m3Of256),
-    alone(in(Variant::kCapped, {.kernel = {.e4m3 = true,
-                                           .head_dim = 256,
-                                           .head_dim_v = 256,
-                                           .block_m = 128,
-                                           .block_n = 64,
-                                           .kv_stages = 4,
-                                           .ping_pong = false},
-                                .why = kAllMasks})));
+    alone(in_varlen_capped({.kernel = {.shape = {.head_dim = 256,
+                                                 .head_dim_v = 256,
+                                                 .block_m = 128,
+                                                 .block_n = 64,
+                                                 .kv_stages = 4,
+                                                 .ping_pong = false},
+                                       .operands = Operands::kE4m3,
+                                       .sum = Sum::kPromoted},
+                            .why = kAllMasks})));
 
 // ---- Dropout: a thread's draws are those of one head, so that tiles are whole and no two heads
 // share one. Blocks of keys are multiples of 16, as draws are ----
 
 inline constexpr auto kDropoutRows = [] {
-  const Row of_128{.kernel = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5},
-                   .why = kDraws};
-  Row of_256 = k256;
-  of_256.kernel.may_split = false;
+  const Row of_128{
+      .kernel = {.shape = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5}},
+      .why = kDraws};
   auto rows = join(alone(k64x192),
-                   alone(in(Variant::kGeneral, {.kernel = {.head_dim = 64,
-                                                           .head_dim_v = 64,
-                                                           .block_m = 128,
-                                                           .block_n = 128,
-                                                           .kv_stages = 8},
-                                                .why = kDraws})),
-                   in_three_forms(of_128), varlen_and_capped(of_256));
-  for (Row& row : rows) row.kernel.dropout = true;
+                   alone(in(Tiles::kVarlen, {.kernel = {.shape = {.head_dim = 64,
+                                                                  .head_dim_v = 64,
+                                                                  .block_m = 128,
+                                                                  .block_n = 128,
+                                                                  .kv_stages = 8}},
+                                             .why = kDraws})),
+                   in_three_forms(of_128), varlen_and_capped(k256));
+  for (Row& row : rows) row.kernel.weights = Weights::kDropped;
   return rows;
 }();
 
 // ---- Lists of a block mask: a tile is a row of blocks of the mask, and each step one of its
 // blocks, or half of one ----
 
-inline constexpr Row kListed64{.kernel = {.head_dim = 64,
-                                          .head_dim_v = 64,
-                                          .block_m = 128,
-                                          .block_n = 128,
-                                          .q_stages = 2,
-                                          .kv_stages = 8,
-                                          .block_mask = true},
+inline constexpr Row kListed64{.kernel = {.shape = {.head_dim = 64,
+                                                    .head_dim_v = 64,
+                                                    .block_m = 128,
+                                                    .block_n = 128,
+                                                    .q_stages = 2,
+                                                    .kv_stages = 8},
+                                          .weights = Weights::kMaskBits},
                                .why = "few tiles: the longest has an SM of its own"};
 inline constexpr Row kListed128{
-    .kernel = {.block_m = 128, .block_n = 128, .kv_stages = 5, .block_mask = true},
+    .kernel = {.shape = {.block_m = 128, .block_n = 128, .kv_stages = 5},
+               .weights = Weights::kMaskBits},
     .why = "two warpgroups share a block of the mask"};
 inline constexpr auto kListedRows =
-    join(dense_and_varlen({.kernel = {.head_dim = 64,
-                                      .head_dim_v = 64,
-                                      .block_m = 128,
-                                      .block_n = 64,
-                                      .q_stages = 2,
-                                      .kv_stages = 8,
-                                      .overlaps = false,
-                                      .ping_pong = false,
-                                      .ctas_per_sm = 2,
-                                      .block_mask = true},
+    join(dense_and_varlen({.kernel = {.shape = {.head_dim = 64,
+                                                .head_dim_v = 64,
+                                                .block_m = 128,
+                                                .block_n = 64,
+                                                .q_stages = 2,
+                                                .kv_stages = 8,
+                                                .ctas_per_sm = 2,
+                                                .overlaps = false,
+                                                .ping_pong = false},
+                                      .weights = Weights::kMaskBits},
                            .limits = {.more_tiles_than_ctas = true},
                            .why = "a row of blocks is work for two warpgroups: two CTAs of them "
                                   "keep tensor cores busier than one that overlaps"}),
@@ -459,53 +474,56 @@ inline constexpr auto kListedRows =
 // lines or runs to the score; others spill there (ptxas -v), but for tiles of a captured tensor,
 // which lie in shared memory ----
 
-constexpr Row whole(Row tile, const char* why = kFunction) {
-  tile.kernel.may_split = false;
+constexpr Row because(const char* why, Row tile) {
   tile.why = why;
   return tile;
 }
-inline constexpr auto kScoreRows = join(
-    at_run_time(k64x192, kSimpleScores | kMovingScores),
-    at_run_time(
-        {.kernel =
-             {.head_dim = 64, .head_dim_v = 64, .block_m = 128, .block_n = 128, .kv_stages = 8},
-         .why = kFunction},
-        kAllScores),
-    at_run_time(k128x192, kSimpleScores), at_run_time(k128x192, kMovingScores, kManyKeys),
-    at_run_time({.kernel = {.block_m = 192, .block_n = 64, .kv_stages = 6},
-                 .why = "longer tiles of queries read keys and values less often"},
-                {Need::kScoreTile}, kManyKeys),
-    at_run_time({.kernel = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5},
-                 .why = kFunction},
-                kAllScores),
-    at_run_time(whole(k192By128, kOneQBuffer), kAllScores),
-    at_run_time(whole(k192, kOneQBuffer), kAllScores),
-    at_run_time(whole(k256, kOneQBuffer), kAllScores), at_run_time(whole(kListed64), kAllScores),
-    at_run_time(whole(kListed128), kAllScores));
+inline constexpr auto kScoreRows =
+    join(at_run_time(k64x192, kSimpleScores | kMovingScores),
+         at_run_time({.kernel = {.shape = {.head_dim = 64,
+                                           .head_dim_v = 64,
+                                           .block_m = 128,
+                                           .block_n = 128,
+                                           .kv_stages = 8}},
+                      .why = kFunction},
+                     kAllScores),
+         at_run_time(k128x192, kSimpleScores), at_run_time(k128x192, kMovingScores, kManyKeys),
+         at_run_time({.kernel = {.shape = {.block_m = 192, .block_n = 64, .kv_stages = 6}},
+                      .why = "longer tiles of queries read keys and values less often"},
+                     {Need::kScoreTile}, kManyKeys),
+         at_run_time(
+             {.kernel = {.shape = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5}},
+              .why = kFunction},
+             kAllScores),
+         at_run_time(k192By128, kAllScores), at_run_time(k192, kAllScores),
+         at_run_time(k256, kAllScores), at_run_time(because(kFunction, kListed64), kAllScores),
+         at_run_time(because(kFunction, kListed128), kAllScores));
 
 inline constexpr auto kAll =
-    join(decode_rows(), kRows64, kRows96, kRows128, in_three_forms(k192By128), in_three_forms(k192),
-         kRows256, kCacheRows, kE4m3Rows, kDropoutRows, kListedRows, decode_rows(kAllScores),
-         kScoreRows);
+    join(decode_rows(), kRows64, kRows96, kRows128, splitting(k192By128), splitting(k192), kRows256,
+         kCacheRows, kE4m3Rows, kDropoutRows, kListedRows, decode_rows(kAllScores), kScoreRows);
 
 }  // namespace catalogue
 
 inline constexpr auto& kForward = catalogue::kAll;
 
+static_assert(std::ranges::all_of(kForward,
+                                  [](const Row& row) { return row.kernel.is_consistent(); }));
+
 // The kernel of a row for an element.
-constexpr ForwardConfig kernel_of(const Row& row, Element element) {
-  ForwardConfig kernel = row.kernel;
+constexpr Kernel kernel_of(const Row& row, Element element) {
+  Kernel kernel = row.kernel;
   kernel.element = element;
   return kernel;
 }
 
 // Whether a tile has a form that only decodes.
-constexpr bool has_stream_k(const ForwardConfig& c) {
+constexpr bool has_stream_k(const Kernel& c) {
   for (const Row& row : kForward) {
-    const ForwardConfig& k = row.kernel;
-    if (k.variant == Variant::kStreamK && k.head_dim == c.head_dim &&
-        k.head_dim_v == c.head_dim_v && k.block_m == c.block_m && k.block_n == c.block_n &&
-        k.dequantizes() == c.dequantizes()) {
+    const Kernel& k = row.kernel;
+    if (k.tiles == Tiles::kStreamK && k.shape.head_dim == c.shape.head_dim &&
+        k.shape.head_dim_v == c.shape.head_dim_v && k.shape.block_m == c.shape.block_m &&
+        k.shape.block_n == c.shape.block_n && k.dequantizes() == c.dequantizes()) {
       return true;
     }
   }

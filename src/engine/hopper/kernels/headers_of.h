@@ -6,7 +6,7 @@
 #include <array>
 #include <string_view>
 
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 
@@ -50,10 +50,10 @@ constexpr std::string_view header_of(KvLoaderKind loader) {
   return {};
 }
 
-constexpr KernelHeaders headers_of(const ForwardConfig& c) {
+constexpr KernelHeaders headers_of(const Kernel& c) {
   if (c.is_decode()) return {"engine/hopper/decode/decode_kernel.cuh"sv};
   const std::string_view scheduler = header_of(c.scheduler()), loader = header_of(c.kv_loader());
-  if (c.e4m3) {
+  if (c.e4m3()) {
     return {scheduler, loader, "engine/hopper/forward/consumer/max_tracking.cuh"sv,
             "engine/hopper/forward/consumer/promoted_sum.cuh"sv,
             "engine/hopper/forward/consumer/score/e4m3_score.cuh"sv};

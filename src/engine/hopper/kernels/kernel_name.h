@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 
@@ -34,20 +34,19 @@ struct FixedText {
 
 using KernelName = FixedText<64>;
 
-constexpr KernelName name_of(const ForwardConfig& c) {
+constexpr KernelName name_of(const Kernel& c) {
   KernelName name;
-  name.add(c.e4m3 ? "e4m3 " : c.dequantizes() ? "cache " : "");
-  name.add("d").add(c.head_dim).add("/").add(c.head_dim_v).add(" ");
-  name.add(c.block_m).add("x").add(c.block_n);
-  if (c.dropout) name.add(" dropped");
-  if (c.continued) name.add(" continued");
-  if (c.block_mask) name.add(" listed");
-  if (c.variant == Variant::kDecode) name.add(" decode");
-  if (c.is_single_sequence()) name.add(" decode single");
-  if (c.variant == Variant::kStreamK) name.add(" stream-K");
-  if (c.general()) name.add(c.scheduler() == SchedulerKind::kSplit ? " split" : " varlen");
+  name.add(c.e4m3() ? "e4m3 " : c.dequantizes() ? "cache " : "");
+  const Shape& shape = c.shape;
+  name.add("d").add(shape.head_dim).add("/").add(shape.head_dim_v).add(" ");
+  name.add(shape.block_m).add("x").add(shape.block_n);
+  if (c.dropout()) name.add(" dropped");
+  if (c.continued()) name.add(" continued");
+  constexpr std::string_view kTiles[] = {"",        " varlen",        " split",  " stream-K",
+                                         " decode", " decode single", " listed", " listed varlen"};
+  name.add(kTiles[int(c.tiles)]);
   if (c.capped()) name.add(" capped");
-  if (c.transposes_v) name.add(" rows of V");
+  if (c.transposes_v()) name.add(" rows of V");
   return name;
 }
 

@@ -17,9 +17,9 @@ using Line = FixedText<512>;
 // Of rows with the same parts, which differ in sizes alone, the first one.
 constexpr bool is_sample(size_t row) {
   for (size_t i = 0; i < row; ++i) {
-    const ForwardConfig &a = kForward[i].kernel, &b = kForward[row].kernel;
-    if (kForward[i].built && a.kv_loader() == b.kv_loader() && a.variant == b.variant &&
-        a.transposes_v == b.transposes_v && a.dropout == b.dropout && a.continued == b.continued) {
+    const Kernel &a = kForward[i].kernel, &b = kForward[row].kernel;
+    if (kForward[i].built && a.operands == b.operands && a.tiles == b.tiles && a.sum == b.sum &&
+        a.weights == b.weights) {
       return false;
     }
   }
@@ -27,7 +27,7 @@ constexpr bool is_sample(size_t row) {
 }
 
 constexpr Line line_of(size_t row) {
-  const ForwardConfig kernel = kernel_of(kForward[row], Element::kBf16);
+  const Kernel kernel = kernel_of(kForward[row], Element::kBf16);
   Line line;
   line.add("fa3 kernel forward ").add(int64_t(row)).add(is_sample(row) ? " sample" : " other");
   line.add(" \"").add(name_of(kernel).view()).add("\" ");

@@ -10,24 +10,24 @@
 namespace fa3::hopper {
 
 // Only calls with these are for the kernel.
-constexpr Needs requires_of(const ForwardConfig& c) {
+constexpr Needs requires_of(const Kernel& c) {
   Needs needs;
-  needs.set(Need::kE4m3, c.e4m3);
+  needs.set(Need::kE4m3, c.e4m3());
   needs.set(Need::kQuantizedKeys, c.dequantizes());
-  needs.set(Need::kBlockMask, c.block_mask);
-  needs.set(Need::kDropout, c.dropout);
+  needs.set(Need::kBlockMask, c.block_mask());
+  needs.set(Need::kDropout, c.dropout());
   return needs;
 }
 
 // TMA writes rows to multiples of 128 bytes.
-constexpr bool copies_single_rows(const ForwardConfig& c) {
+constexpr bool copies_single_rows(const Kernel& c) {
   const int bytes = bytes_of(c.types().stored);
-  return c.is_decode() || (tile::TileLayout{1, c.head_dim, bytes}.row_bytes() % 128 == 0 &&
-                           tile::TileLayout{1, c.head_dim_v, bytes}.row_bytes() % 128 == 0);
+  return c.is_decode() || (tile::TileLayout{1, c.shape.head_dim, bytes}.row_bytes() % 128 == 0 &&
+                           tile::TileLayout{1, c.shape.head_dim_v, bytes}.row_bytes() % 128 == 0);
 }
 
 // Masks and lengths.
-constexpr Needs offers_of_tiles(const ForwardConfig& c) {
+constexpr Needs offers_of_tiles(const Kernel& c) {
   using enum Need;
   constexpr Needs kPlaces{kElsewhere, kIndexed, kLeftPadding};
   constexpr Needs kLengths{kVarlenQueries, kVarlenKeys, kPackedKeys};
@@ -47,25 +47,25 @@ constexpr Needs offers_of_tiles(const ForwardConfig& c) {
   return {};
 }
 
-constexpr Needs offers_of(const ForwardConfig& c) {
+constexpr Needs offers_of(const Kernel& c) {
   using enum Need;
   Needs offers = requires_of(c) | offers_of_tiles(c);
   offers.set(kSoftcap, c.capped());
   offers.set(kSingleRows, copies_single_rows(c));
   // What leaves or enters shared memory.
-  const bool stores_any_rows = consumer_tuning(c).stores_any_rows && !c.e4m3;
-  offers.set(kFloat32Out, stores_any_rows || c.continued);
-  offers.set(kRowsNot8, stores_any_rows && !c.continued);
-  offers.set(kRowsNot16, !c.e4m3 && !c.dequantizes());
+  const bool stores_any_rows = consumer_tuning(c).stores_any_rows && !c.e4m3();
+  offers.set(kFloat32Out, stores_any_rows || c.continued());
+  offers.set(kRowsNot8, stores_any_rows && !c.continued());
+  offers.set(kRowsNot16, !c.e4m3() && !c.dequantizes());
   offers.set(kNoCpAsync, !c.always_splits() || c.is_decode() || c.dequantizes());
-  if (!c.transposes_v) offers = offers | Needs{kValuesNotByTma, kTransposedValues, kNoKeys};
+  if (!c.transposes_v()) offers = offers | Needs{kValuesNotByTma, kTransposedValues, kNoKeys};
   // Splits and batches.
-  const bool is_dense = c.scheduler() == SchedulerKind::kDense && !c.e4m3 && !c.continued;
+  const bool is_dense = c.scheduler() == SchedulerKind::kDense && !c.e4m3() && !c.continued();
   offers.set(kManySplits, !is_dense && !c.is_decode());
   offers.set(kAnySplits, !c.is_decode());
   offers.set(kBatchInvariant, !c.always_splits());
   offers.set(kFewRowsOfGroup);
-  if (!c.continued) return offers;
+  if (!c.continued()) return offers;
   const Needs not_continued{kSink,        kSoftcap,    kElsewhere,      kIndexed,
                             kLeftPadding, kSingleRows, kBatchInvariant, kFewRowsOfGroup};
   return (offers - not_continued) | Needs{kPartial};

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "engine/cuda/host/needs.h"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 
@@ -22,7 +22,7 @@ struct Limits {
 };
 
 struct Row {
-  ForwardConfig kernel = {};
+  Kernel kernel = {};
   Limits limits = {};
   Needs only_for = {};     // the call must have one of these
   Needs score_kinds = {};  // of a kernel with a score function: the functions that it takes

@@ -27,26 +27,27 @@ T* array_at(void* workspace, int64_t offset) {
 // Decode kernels load Q without TMA.
 bool encode_decode_maps(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& v) {
   if (plan.kv_loader == KvPath::kCpAsync) return true;
-  const ForwardConfig& c = plan.kernel.config;
+  const Kernel& c = plan.kernel.config;
   const int rows = plan.kv_box_rows;
-  return encode_slab_map(params.k_map, plan.call.k, c.types().stored, c.tiles().loaded_k, rows) &&
-         encode_slab_map(params.v_map, v, c.types().stored, c.tiles().loaded_v, rows);
+  return encode_slab_map(params.k_map, plan.call.k, c.types().stored, c.tiles_in_smem().loaded_k,
+                         rows) &&
+         encode_slab_map(params.v_map, v, c.types().stored, c.tiles_in_smem().loaded_v, rows);
 }
 
 bool encode_q_map(ForwardParams& params, const ForwardPlan& plan) {
-  const ForwardConfig& c = plan.kernel.config;
+  const Kernel& c = plan.kernel.config;
   const int heads = plan.tiling.pack.heads();
   return plan.q_is_clipped
              ? encode_clipped_queries(params.q_map, params.q_outside, plan.call.q, c.types().query,
-                                      c.tiles().q, kRowsPerWarpgroup, heads)
-             : encode_tensor_map(params.q_map, plan.call.q, c.types().query, c.tiles().q,
+                                      c.tiles_in_smem().q, kRowsPerWarpgroup, heads)
+             : encode_tensor_map(params.q_map, plan.call.q, c.types().query, c.tiles_in_smem().q,
                                  kRowsPerWarpgroup, heads);
 }
 
 bool encode_o_map(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& o) {
-  const ForwardConfig& c = plan.kernel.config;
+  const Kernel& c = plan.kernel.config;
   if (!consumer_tuning(c).stages_rows) return true;
-  const tile::TileLayout rows = c.tiles().staged_o;
+  const tile::TileLayout rows = c.tiles_in_smem().staged_o;
   const int heads = plan.tiling.pack.heads();
   params.o_slabs_together =
       consumer_tuning(c).sends_slabs_together && heads == 1 && o.columns == rows.columns;
@@ -56,20 +57,20 @@ bool encode_o_map(ForwardParams& params, const ForwardPlan& plan, const TensorSp
 }
 
 bool encode_maps(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& v_span) {
-  const ForwardConfig& c = plan.kernel.config;
+  const Kernel& c = plan.kernel.config;
   if (c.is_decode()) return encode_decode_maps(params, plan, v_span);
   if (!encode_q_map(params, plan)) return false;
   if (c.always_splits() && plan.kv_loader == KvPath::kCpAsync) return true;
-  tile::TileLayout k = c.tiles().loaded_k, v = c.tiles().loaded_v;
+  tile::TileLayout k = c.tiles_in_smem().loaded_k, v = c.tiles_in_smem().loaded_v;
   k.rows = plan.kv_box_rows;
-  if (!c.e4m3) v.rows = plan.kv_box_rows;
+  if (!c.e4m3()) v.rows = plan.kv_box_rows;
   const TensorSpan& k_span = plan.call.k;
   const bool k_done =
       c.clips_keys()
           ? encode_clipped_map(params.k_map, params.k_outside, k_span, c.types().stored, k)
           : encode_tensor_map(params.k_map, k_span, c.types().product, k, k.rows);
   if (!k_done) return false;
-  return c.clips_keys() && !c.e4m3
+  return c.clips_keys() && !c.e4m3()
              ? encode_clipped_map(params.v_map, params.v_outside, v_span, c.types().stored, v)
              : encode_tensor_map(params.v_map, v_span, c.types().product, v, v.rows);
 }
@@ -101,7 +102,7 @@ void encode_scores(ForwardParams& params, const ForwardPlan& plan) {
   // A score function is given natural scores.
   params.scale_log2 = call.has_score_function ? call.scale : cuda::log2_scale(call.scale);
   // Scores of e4m3 are in log2 units by then.
-  const double cap_scale = plan.kernel.config.e4m3 ? 1 / kLog2E : call.scale;
+  const double cap_scale = plan.kernel.config.e4m3() ? 1 / kLog2E : call.scale;
   if (call.softcap != 0) params.soft_cap = SoftCap::of(cap_scale, call.softcap);
   params.cache_scales = call.cache_scales;
   params.cache_is_e5m2 = call.cache_is_e5m2;
@@ -138,7 +139,7 @@ void encode_work(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
   params.num_entries = array_at<int>(workspace, w.num_entries);
   params.pair_blocks = plan.pair_blocks;
   if (plan.tiling.finds_own_tiles()) params.schedule = plan.schedule;
-  if (plan.kernel.config.block_mask) params.lists = row_lists(lists_in(plan, workspace));
+  if (plan.kernel.config.block_mask()) params.lists = row_lists(lists_in(plan, workspace));
   params.combines = array_at<CombineTile>(workspace, w.combines);
   if (plan.tiling.is_split()) {
     params.partials = {.o = array_at<float>(workspace, w.partial_o),
@@ -169,7 +170,7 @@ cudaError_t prepare_scheduler(const ForwardPlan& plan, void* workspace, cudaStre
   const ForwardWorkspace& w = plan.workspace;
   int* counter = array_at<int>(workspace, w.tile_counter);
   const bool lists_tiles = plan.tiling.scheduler == Scheduler::kVarlenMetadata;
-  if (plan.kernel.config.block_mask && plan.call.block_lists == nullptr) {
+  if (plan.kernel.config.block_mask() && plan.call.block_lists == nullptr) {
     cuda::BlockListParams lists = lists_in(plan, workspace);
     if (lists_tiles) {
       const cudaError_t error = list_tiles(plan, workspace, stream);
@@ -182,7 +183,7 @@ cudaError_t prepare_scheduler(const ForwardPlan& plan, void* workspace, cudaStre
     return prepare_block_lists(lists, stream);
   }
   if (plan.tiling.scheduler == Scheduler::kDynamicPersistent) {
-    if (plan.kernel.config.e4m3) return cudaSuccess;
+    if (plan.kernel.config.e4m3()) return cudaSuccess;
     return cudaMemsetAsync(counter, 0, sizeof(int), stream);
   }
   return lists_tiles ? list_tiles(plan, workspace, stream) : cudaSuccess;

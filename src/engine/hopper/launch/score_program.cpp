@@ -16,7 +16,7 @@
 namespace fa3::hopper {
 namespace {
 
-std::string includes_of(const ForwardConfig& c) {
+std::string includes_of(const Kernel& c) {
   std::string includes;
   for (const std::string_view header : headers_of(c)) {
     if (!header.empty()) includes += concat("#include \"", header, "\"\n");
@@ -41,11 +41,11 @@ constexpr const char* kPlaceOfListedStep =
     "}\n";
 
 // Decode kernels load what a function captures element by element.
-cuda::Program decode_program(const fa3_score_function& score, const ForwardConfig& c) {
+cuda::Program decode_program(const fa3_score_function& score, const Kernel& c) {
   return cuda::forward_program(
       score,
       kernel_of(includes_of(c),
-                concat("constexpr ForwardConfig kConfig = ", cuda::text_of(c),
+                concat("constexpr Kernel kConfig = ", cuda::text_of(c),
                        ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
                        " && sizeof(DecodeSmem<kConfig>) <= "
                        "smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));\n"
@@ -57,33 +57,33 @@ cuda::Program decode_program(const fa3_score_function& score, const ForwardConfi
 // and from K and V, of which two of each stay.
 constexpr int kFewestStages = 4, kOtherSmemBytes = 2048;
 
-int smem_bytes_beside(const ForwardConfig& c, int more) {
-  const int bits = c.block_mask ? kMaskBlock * kMaskBlock / 8 : 0;
-  return c.q_stages * c.tiles().q_bytes() + c.kv_stages * (c.tiles().stage_bytes() + bits) + more +
-         kOtherSmemBytes;
+int smem_bytes_beside(const Kernel& c, int more) {
+  const int bits = c.block_mask() ? kMaskBlock * kMaskBlock / 8 : 0;
+  return c.shape.q_stages * c.tiles_in_smem().q_bytes() +
+         c.shape.kv_stages * (c.tiles_in_smem().stage_bytes() + bits) + more + kOtherSmemBytes;
 }
 
-bool fits_captured_tiles(const ForwardConfig& c) {
+bool fits_captured_tiles(const Kernel& c) {
   return smem_bytes_beside(c, c.captured_stages() * c.captured_tile().bytes()) <= kMaxSmemBytes;
 }
 
-ForwardConfig with_captured_tiles(ForwardConfig c) {
-  if (!fits_captured_tiles(c)) c.q_stages = 1;
-  while (!fits_captured_tiles(c) && c.kv_stages > kFewestStages) --c.kv_stages;
+Kernel with_captured_tiles(Kernel c) {
+  if (!fits_captured_tiles(c)) c.shape.q_stages = 1;
+  while (!fits_captured_tiles(c) && c.shape.kv_stages > kFewestStages) --c.shape.kv_stages;
   return c;
 }
 
 // Gives up a stage of Q and stages of keys and values for what else lies in shared memory.
-ForwardConfig with_room_for(int bytes, ForwardConfig c) {
+Kernel with_room_for(int bytes, Kernel c) {
   const auto fits = [&] { return smem_bytes_beside(c, bytes) <= kMaxSmemBytes; };
-  if (!fits()) c.q_stages = 1;
-  while (!fits() && c.kv_stages > kFewestStages) --c.kv_stages;
+  if (!fits()) c.shape.q_stages = 1;
+  while (!fits() && c.shape.kv_stages > kFewestStages) --c.shape.kv_stages;
   return c;
 }
 
-int bytes_of_lines(const ForwardConfig& c, bool has_two) {
+int bytes_of_lines(const Kernel& c, bool has_two) {
   const size_t line = has_two ? sizeof(AddedLines) : sizeof(AddedLine);
-  return c.block_m * int(line + kAddedReferences * sizeof(float));
+  return c.shape.block_m * int(line + kAddedReferences * sizeof(float));
 }
 
 std::string definition_of_tile(int captured) {
@@ -97,21 +97,23 @@ bool is_tile_read_once(const fa3_score_function& score, int captured) {
 
 // A forward kernel with a score function, and what it finds of that before there are scores.
 struct AheadOfScores {
-  ForwardConfig config;
+  Kernel config;
   std::string definitions;
 };
 
-AheadOfScores by_tile(const fa3_score_function& score, const ForwardConfig& c, int captured) {
+AheadOfScores by_tile(const fa3_score_function& score, Kernel c, int captured) {
+  const bool once = is_tile_read_once(score, captured);
+  c.captured.ahead = once ? Ahead::kTileReadOnce : Ahead::kTile;
   return {with_captured_tiles(c),
           concat(definition_of_tile(captured),
                  cuda::added_to_score(score) == cuda::AddedToScore::kNotAlone
                      ? ""
                      : "#define FA3_SCORE_ADDS\n",
-                 is_tile_read_once(score, captured) ? "#define FA3_SCORE_TILE_ONCE\n" : "")};
+                 once ? "#define FA3_SCORE_TILE_ONCE\n" : "")};
 }
 
-AheadOfScores by_added(cuda::AddedToScore added, const ForwardConfig& c) {
-  const auto defining = [](const char* name, const ForwardConfig& config) {
+AheadOfScores by_added(cuda::AddedToScore added, const Kernel& c) {
+  const auto defining = [](const char* name, const Kernel& config) {
     return AheadOfScores{config, concat("#define FA3_SCORE_ADDS\n#define ", name, "\n")};
   };
   using enum cuda::AddedToScore;
@@ -121,7 +123,7 @@ AheadOfScores by_added(cuda::AddedToScore added, const ForwardConfig& c) {
     case kPiecewiseLinear:
       return defining("FA3_SCORE_PIECEWISE_LINEAR", with_room_for(bytes_of_lines(c, true), c));
     case kKeyTerm:
-      return defining("FA3_SCORE_KEY_TERM", with_room_for(key_term_bytes(c.block_n), c));
+      return defining("FA3_SCORE_KEY_TERM", with_room_for(key_term_bytes(c.shape.block_n), c));
     case kRun:
       return defining("FA3_SCORE_RUN", c);
     case kClampedRun:
@@ -131,20 +133,19 @@ AheadOfScores by_added(cuda::AddedToScore added, const ForwardConfig& c) {
   }
 }
 
-AheadOfScores ahead_of_scores(const fa3_score_function& score, ForwardConfig c, int captured) {
+AheadOfScores ahead_of_scores(const fa3_score_function& score, Kernel c, int captured) {
+  c.captured.may_hide = score.may_hide != 0;
   if (captured != kNoTile) return by_tile(score, c, captured);
   const std::string pairs = cuda::definition_of_pairs(score);
   const cuda::AddedToScore added = cuda::added_to_score(score);
   if (pairs.empty() && added != cuda::AddedToScore::kNotAlone) return by_added(added, c);
-  // Beside pairs, registers do not last for guarded steps that may find no reference: 0.8 of the
-  // speed of online steps (docs/lab/flex.md). Without pairs they gain.
-  if (!pairs.empty() && score.may_hide != 0) c.guarded = false;
+  if (!pairs.empty()) c.captured.ahead = Ahead::kPairs;
   return {c, pairs};
 }
 
 }  // namespace
 
-bool takes_captured_tile(const ForwardConfig& c) {
+bool takes_captured_tile(const Kernel& c) {
   if (c.is_decode()) return false;
   return c.captured_tile().row_bytes() == 128 && fits_captured_tiles(with_captured_tiles(c));
 }
@@ -154,15 +155,14 @@ bool takes_captured_tile(const BackwardConfig& c) {
   return !c.splits_dkv();
 }
 
-cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config,
-                            int captured) {
+cuda::Program score_program(const fa3_score_function& score, const Kernel& config, int captured) {
   if (config.is_decode()) return decode_program(score, config);
   const auto [c, definitions] = ahead_of_scores(score, config, captured);
   return cuda::forward_program(
       score,
       kernel_of(concat(definitions, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
                        "#include \"engine/hopper/forward/forward_kernel.cuh\"\n", includes_of(c)),
-                concat("constexpr ForwardConfig kConfig = ", cuda::text_of(c),
+                concat("constexpr Kernel kConfig = ", cuda::text_of(c),
                        ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
                        " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
                        "template __global__ void forward_kernel<kConfig>("
@@ -184,8 +184,7 @@ cuda::Program score_program(const fa3_score_function& score, const BackwardConfi
                        "const __grid_constant__ BackwardParams);\n")));
 }
 
-cuda::ProgramKey score_key(const fa3_score_function& score, const ForwardConfig& config,
-                           int captured) {
+cuda::ProgramKey score_key(const fa3_score_function& score, const Kernel& config, int captured) {
   return cuda::key_of("hopper forward", config, score)
       .add(captured)
       .add(is_tile_read_once(score, captured));

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "engine/cuda/host/forward_call.h"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 

@@ -27,14 +27,14 @@ int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
 // Where a kernel combines itself: for each partial result a counter for each row, or for each CTA
 // of a cluster, or a flag for each warp.
 int64_t num_counters(const ForwardPlan& plan) {
-  const ForwardConfig& c = plan.kernel.config;
+  const Kernel& c = plan.kernel.config;
   const SplitKv& split = plan.tiling.split;
   if (plan.combine == Combine::kOpener) return int64_t{split.ctas} * c.consumer_warps();
-  return split.ctas * (c.is_single_sequence() ? c.block_m : int64_t{1} << split.cluster_log2);
+  return split.ctas * (c.is_single_sequence() ? c.shape.block_m : int64_t{1} << split.cluster_log2);
 }
 
 ForwardWorkspace lay_out(const ForwardPlan& plan) {
-  const ForwardConfig& c = plan.kernel.config;
+  const Kernel& c = plan.kernel.config;
   const Scheduler scheduler = plan.tiling.scheduler;
   WorkspaceAllocator allocator;
   ForwardWorkspace w;
@@ -58,7 +58,7 @@ ForwardWorkspace lay_out(const ForwardPlan& plan) {
   } else if (scheduler == Scheduler::kDynamicPersistent) {
     w.tile_counter = place<int>(allocator, 1);
   }
-  if (c.block_mask && plan.call.block_lists == nullptr) {
+  if (c.block_mask() && plan.call.block_lists == nullptr) {
     w.lists = cuda::place_block_lists(plan.lists, cuda::ListsOf::kForward, plan.call.sequences,
                                       allocator);
   }
@@ -74,7 +74,7 @@ KvPath kv_loader_of(const ForwardPlan& plan) {
 // A combine kernel follows, unless the kernel's last CTA of a tile combines, or the one that opens
 // it.
 Combine combine_of(const ForwardPlan& plan) {
-  const ForwardConfig& c = plan.kernel.config;
+  const Kernel& c = plan.kernel.config;
   if (!plan.tiling.is_split()) return Combine::kNone;
   if (c.combine() == CombineKind::kLastCta) return Combine::kLastCta;
   const bool opens = c.combine() == CombineKind::kOpener && plan.tiling.split.opener_combines;
@@ -83,7 +83,7 @@ Combine combine_of(const ForwardPlan& plan) {
 
 // CTAs: no more than there is room or work for.
 dim3 grid_of(const ForwardPlan& plan, int num_sms) {
-  const ForwardConfig& c = plan.kernel.config;
+  const Kernel& c = plan.kernel.config;
   const Tiling& tiling = plan.tiling;
   const unsigned cluster = unsigned(plan.cluster);
   if (c.is_single_sequence()) {
@@ -95,14 +95,14 @@ dim3 grid_of(const ForwardPlan& plan, int num_sms) {
   const int64_t tiles = tiling.finds_own_tiles() ? num_numbered_tiles(c, plan.call, tiling)
                                                  : num_tiles(c, plan.call, tiling.pack);
   const int64_t tasks = capped_product(tiles, tiling.split.num_splits);
-  return {unsigned(std::min(int64_t{num_sms} * c.ctas_per_sm, tasks)), 1, 1};
+  return {unsigned(std::min(int64_t{num_sms} * c.shape.ctas_per_sm, tasks)), 1, 1};
 }
 
 }  // namespace
 
 ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, const Tiling& tiling,
                         int num_sms, TilesTogether together) {
-  const ForwardConfig& c = kernel.config;
+  const Kernel& c = kernel.config;
   ForwardPlan plan{.kernel = kernel, .call = call, .tiling = tiling, .together = together};
   plan.num_launches = std::max<int64_t>(1, ceil_div(call.head_dim_v, kMaxColumnsV));
   if (call.has_no_queries()) return plan;
@@ -111,7 +111,7 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
   plan.kv_box_rows = kv_box_rows(c, call);
   plan.q_is_clipped = c.general() && call.lengths_q.in_one_tensor;
   // Programmatic dependent launch: a mask's lists are made just before.
-  plan.pdl = c.can_split() || (c.block_mask && call.block_lists == nullptr);
+  plan.pdl = c.can_split() || (c.block_mask() && call.block_lists == nullptr);
   plan.cluster = 1 << tiling.split.cluster_log2;
   plan.order = tile_order(c, call, tiling.pack, num_sms, together);
   if (tiling.finds_own_tiles()) {
@@ -124,10 +124,10 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
     plan.num_combines = int(num_combines(c, call, tiling));
     plan.most_splits = most_splits(c, call, tiling);
     const int64_t rows = tiling.pack.rows(int64_t{std::max(1, call.seqlen_q)});
-    plan.partial_rows = int(std::min<int64_t>(c.block_m, rows));
+    plan.partial_rows = int(std::min<int64_t>(c.shape.block_m, rows));
     plan.combine = combine_of(plan);
   }
-  if (c.block_mask) {  // lists have the rule in them: the kernel knows of none
+  if (c.block_mask()) {  // lists have the rule in them: the kernel knows of none
     const cuda::TileCapacity capacity{.queries = plan.order.num_m_blocks};
     plan.lists = cuda::block_list_params(call.block_mask, call.mask, call.seqlen_q, call.seqlen_k,
                                          call.varlen ? &capacity : nullptr);

@@ -49,7 +49,7 @@ bool takes_v_transposed(const Problem& p, const ForwardCall& call) {
 
 // Where rows see nothing, a kernel of all masks and lengths may visit the block behind the last
 // key.
-int padded_keys(const ForwardConfig& c, int keys, int step) {
+int padded_keys(const Kernel& c, int keys, int step) {
   const int blocks = c.general() ? keys / step + 1 : std::max(1, (keys + step - 1) / step);
   return blocks * step;
 }
@@ -58,8 +58,8 @@ int padded_keys(const ForwardConfig& c, int keys, int step) {
 // tiles lack these SMs. While an SM transposes a block of keys, another computes about `rows` query
 // rows with such a block, so the more rows see a key, the fewer SMs are enough. 0: V is better
 // transposed beforehand, as too many would be needed. Measured, as the bounds are: docs/lab/fp8.md.
-int choose_late_ctas(const ForwardConfig& c, const ForwardCall& call, int num_sms) {
-  const bool wide = c.head_dim_v > 128;
+int choose_late_ctas(const Kernel& c, const ForwardCall& call, int num_sms) {
+  const bool wide = c.shape.head_dim_v > 128;
   const int64_t rows = wide ? 80 : 52;
   const int fewest = num_sms / 16, most = num_sms / (wide ? 6 : 8);
   const int64_t enough = num_sms * rows / std::max<int64_t>(rows_of_key(call), 1);
@@ -73,7 +73,7 @@ TransposeOrder transpose_order(const E4m3Plan& plan, int num_sms) {
   const int64_t heads = plan.sequences * plan.v.heads;
   TransposeOrder order{.heads = int(heads), .parts_of_head = plan.padded_keys / kPreparedKeys};
   order.first_heads = order.heads;
-  const ForwardConfig& c = forward.kernel.config;
+  const Kernel& c = forward.kernel.config;
   const bool by_tma = plan.transposes_before() && tensor_map_obstacle(plan.v) == nullptr;
   if (c.general() || !forward.call.has_keys || !by_tma ||
       heads * order.parts_of_head > TransposeOrder::kMostParts) {
@@ -158,7 +158,7 @@ Status check_e4m3_layouts(const Problem& p, const ForwardCall& a) {
 }
 
 E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Request& request, Tiling tiling) {
-  const ForwardConfig& c = kernel.config;
+  const Kernel& c = kernel.config;
   const auto& [problem, call, needs, sizes, num_sms] = request;
   E4m3Plan plan{.forward = plan_launch(kernel, call, tiling, num_sms),
                 .v = call.v,
@@ -171,7 +171,7 @@ E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Request& request, T
   plan.sequences = int(std::max<int64_t>(call.sequences, 1));
   // Whole blocks of keys of either kernel. No kernel has blocks of no keys.
   // NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
-  plan.key_step = std::lcm(kPreparedKeys, c.block_n);
+  plan.key_step = std::lcm(kPreparedKeys, c.shape.block_n);
   plan.padded_keys = padded_keys(c, call.seqlen_k, plan.key_step);
   plan.order = transpose_order(plan, num_sms);
   if (plan.order.goes_on_late()) {  // some CTAs start later

@@ -25,7 +25,7 @@ struct E4m3Plan {
   int64_t transposed = 0, key_scales = 0, value_scales = 0, parts_done = 0, forward_workspace = 0;
   int64_t workspace_bytes = 0;
 
-  bool transposes_in_kernel() const { return forward.kernel.config.transposes_v; }
+  bool transposes_in_kernel() const { return forward.kernel.config.transposes_v(); }
   bool transposes_before() const { return !v_is_transposed && !transposes_in_kernel(); }
 };
 

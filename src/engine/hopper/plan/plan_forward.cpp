@@ -65,7 +65,7 @@ Status check_block_mask(const Problem& p, bool is_served) {
 }
 
 std::string split_words(const ForwardPlan& plan) {
-  const ForwardConfig& c = plan.kernel.config;
+  const Kernel& c = plan.kernel.config;
   const auto& [pack, scheduler, split] = plan.tiling;
   if (scheduler == Scheduler::kDirect) return "; single wave: one CTA per tile";
   if (scheduler == Scheduler::kFixedSplit) {
@@ -85,9 +85,9 @@ std::string split_words(const ForwardPlan& plan) {
 
 std::string reasons(const Problem& problem, const ForwardPlan& plan,
                     const std::string& why_the_row) {
-  const ForwardConfig& c = plan.kernel.config;
-  std::string why =
-      concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why_the_row);
+  const Kernel& c = plan.kernel.config;
+  std::string why = concat("kernel for head dims up to ", c.shape.head_dim, " and ",
+                           c.shape.head_dim_v, ": ", why_the_row);
   if (c.dequantizes()) {
     why +=
         concat("; Q, K and V become float16 ", c.is_decode() ? "in registers" : "in shared memory");
@@ -104,7 +104,7 @@ std::string reasons(const Problem& problem, const ForwardPlan& plan,
   if (plan.call.block_lists != nullptr) why += kListsBefore;
   if (plan.combine == Combine::kLastCta) why += ", combined in the kernel";
   if (plan.combine == Combine::kOpener) why += ", combined by the CTA that opens a tile";
-  if (problem.batch_invariant && !c.e4m3) why += "; batch-invariant";
+  if (problem.batch_invariant && !c.e4m3()) why += "; batch-invariant";
   if (plan.num_launches > 1) {
     why += concat("; V in ", plan.num_launches, " launches of ", kMaxColumnsV, " columns");
   }
@@ -129,8 +129,8 @@ void describe(const ForwardPlan& decided, int64_t tiles, Plan* plan) {
   const bool is_stream_k = scheduler == Scheduler::kStreamK;
   plan->engine = "hopper";
   plan->decided.store(decided);
-  plan->block_q = decided.kernel.config.block_m;
-  plan->block_k = decided.kernel.config.block_n;
+  plan->block_q = decided.kernel.config.shape.block_m;
+  plan->block_k = decided.kernel.config.shape.block_n;
   plan->packed_heads = pack.heads();
   plan->num_splits = is_stream_k ? 0 : split.num_splits;
   plan->num_tasks = is_stream_k ? split.ctas : tiles * split.num_splits;
@@ -191,7 +191,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   const ForwardKernel kernel = forward_kernel_at(*row, element);
   const ForwardPlan decided =
       plan_launch(kernel, call, tiling, num_sms, together_in(problem, call));
-  const ForwardConfig& c = kernel.config;
+  const Kernel& c = kernel.config;
   const int64_t tiles = num_tiles(c, call, tiling.pack);
   FA3_TRY(check_counts(decided, tiles));
   describe(decided, tiles, plan);
@@ -204,10 +204,10 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   }
   if (plan->wants_words) {
     plan->kernel =
-        concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
-               c.block_m, "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
-               problem.partial.on ? " continued" : "", c.dropout ? " dropout" : "",
-               problem.score ? " with a score function" : "");
+        concat("forward ", name_of(problem.dtype), " d", c.shape.head_dim, "/", c.shape.head_dim_v,
+               " ", c.shape.block_m, "x", c.shape.block_n, mask_name(call.mask),
+               c.block_mask() ? " block mask" : "", problem.partial.on ? " continued" : "",
+               c.dropout() ? " dropout" : "", problem.score ? " with a score function" : "");
     plan->why = reasons(problem, decided, concat(row->why, of_values));
   }
   return {};

@@ -8,7 +8,7 @@
 
 #include "engine/cuda/lists/block_list.h"
 #include "engine/cuda/softmax/score_captures.h"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/scheduler/split_kv.h"
 
@@ -101,24 +101,24 @@ struct WorkTile {
 
 // The work tile of a kernel. Kernels with windows ask for both ends of a row's keys; lists have
 // them in their bits.
-template <ForwardConfig C>
+template <Kernel C>
 struct WorkTileTypes {
-  using Edge = std::conditional_t<C.general() && !C.block_mask, KeyWindow, RightEdge>;
+  using Edge = std::conditional_t<C.general() && !C.block_mask(), KeyWindow, RightEdge>;
   using Lists = std::conditional_t<C.general(), VarlenListPlace, ListPlace>;
   using OwnSplit = std::conditional_t<C.combine() == CombineKind::kOpener, OpenedPlace, SplitPlace>;
   using OwnPlace = std::conditional_t<
-      C.e4m3, SequencePlace,
-      std::conditional_t<C.dropout || kHasScoreFunction, DropoutPlace, OwnSplit>>;
+      C.e4m3(), SequencePlace,
+      std::conditional_t<C.dropout() || kHasScoreFunction, DropoutPlace, OwnSplit>>;
   using Place = std::conditional_t<
       C.dequantizes(), CachePlace,
       std::conditional_t<
-          C.block_mask, Lists,
+          C.block_mask(), Lists,
           std::conditional_t<C.scheduler() == SchedulerKind::kDense, NoPlace, OwnPlace>>>;
 };
-template <ForwardConfig C>
+template <Kernel C>
 using WorkTileOf = WorkTile<typename WorkTileTypes<C>::Edge, typename WorkTileTypes<C>::Place>;
 
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ int sequence_of(const WorkTileOf<C>& work) {
   return work.place.sequence_or(work.keys.batch);
 }

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "engine/choices/random_call.h"
-#include "engine/hopper/config/config_text.h"
 #include "engine/hopper/engine.h"
 #include "engine/hopper/kernels/kernel_name.h"
 #include "engine/hopper/kernels/offers.h"
@@ -20,9 +19,9 @@ namespace {
 
 constexpr int kProblems = 20000;
 
-bool has_columns(const ForwardConfig& c, const Problem& p) {
-  const int64_t columns_v = c.e4m3 ? p.head_dim_v : std::min(p.head_dim_v, kMaxColumnsV);
-  return c.head_dim >= p.head_dim && c.head_dim_v >= columns_v;
+bool has_columns(const Kernel& c, const Problem& p) {
+  const int64_t columns_v = c.e4m3() ? p.head_dim_v : std::min(p.head_dim_v, kMaxColumnsV);
+  return c.shape.head_dim >= p.head_dim && c.shape.head_dim_v >= columns_v;
 }
 
 // No kernel could lift these.
@@ -35,7 +34,7 @@ bool is_about_tensors(const std::string& refusal) {
 
 struct Planned {
   Status status;
-  ForwardConfig config;
+  Kernel config;
   Tiling tiling;
 };
 
@@ -73,11 +72,11 @@ TEST(Needs, are_what_decides_whether_a_kernel_serves_a_call) {
     needs.set(Need::kFindsTiles, tiling.finds_own_tiles());
     needs.set(Need::kFixedSplits, tiling.scheduler == Scheduler::kFixedSplit);
     const auto row = std::ranges::find_if(kForward, [&, config = c](const Row& row) {
-      return fields_of(kernel_of(row, config.element)) == fields_of(config) && serves(row);
+      return kernel_of(row, config.element) == config && serves(row);
     });
     EXPECT_NE(row, kForward.end())
-        << number << " " << describe(call) << ": d" << c.head_dim << " " << c.block_m << "x"
-        << c.block_n << " variant " << int(c.variant);
+        << number << " " << describe(call) << ": d" << c.shape.head_dim << " " << c.shape.block_m
+        << "x" << c.shape.block_n << " tiles " << int(c.tiles);
     if (row != kForward.end()) chosen.insert(&*row);
   }
   // Calls for some of the decode kernels are rare.

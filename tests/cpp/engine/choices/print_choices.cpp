@@ -20,24 +20,25 @@ namespace {
 
 constexpr int kProblems = 20000;
 
-std::string words(const hopper::ForwardConfig& c) {
-  const char* const operands = c.transposes_v    ? "e4m3 rows of V "
-                               : c.e4m3          ? "e4m3 "
+std::string words(const hopper::Kernel& c) {
+  const char* const operands = c.transposes_v()  ? "e4m3 rows of V "
+                               : c.e4m3()        ? "e4m3 "
                                : c.dequantizes() ? "cache "
                                                  : "";
   const char* const tiles = c.is_single_sequence()                            ? "decode single"
                             : c.is_decode()                                   ? "decode"
-                            : c.block_mask && c.general()                     ? "listed varlen"
-                            : c.block_mask                                    ? "listed"
+                            : c.block_mask() && c.general()                   ? "listed varlen"
+                            : c.block_mask()                                  ? "listed"
                             : c.always_splits()                               ? "stream-K"
                             : c.scheduler() == hopper::SchedulerKind::kSplit  ? "split"
                             : c.scheduler() == hopper::SchedulerKind::kVarlen ? "varlen"
                                                                               : "dense";
-  return concat(operands, "d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x", c.block_n, " ",
-                tiles, c.capped() ? " capped" : "", c.dropout ? " dropout" : "",
-                c.continued ? " continued" : "", " q", c.q_stages, " kv", c.kv_stages, " l",
-                c.quantized_stages, " x", c.ctas_per_sm, c.overlaps ? " overlaps" : "",
-                c.ping_pong ? " turns" : "", c.guarded ? " guarded" : "", " e", int(c.element));
+  return concat(
+      operands, "d", c.shape.head_dim, "/", c.shape.head_dim_v, " ", c.shape.block_m, "x",
+      c.shape.block_n, " ", tiles, c.capped() ? " capped" : "", c.dropout() ? " dropout" : "",
+      c.continued() ? " continued" : "", " q", c.shape.q_stages, " kv", c.shape.kv_stages, " l",
+      c.shape.loaded_stages, " x", c.shape.ctas_per_sm, c.shape.overlaps ? " overlaps" : "",
+      c.shape.ping_pong ? " turns" : "", c.guarded() ? " guarded" : "", " e", int(c.element));
 }
 
 std::string words(const hopper::BackwardConfig& c) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who holds which element of an accumulator, and that packing makes it the next product's operand.
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 
 #include <gtest/gtest.h>
 

@@ -29,9 +29,9 @@ std::vector<Row> rows_with(const Has& has) {
 
 // Kernels of ordinary calls: 16-bit operands, every weight, and sums that start at zero.
 constexpr bool is_plain(const Row& row) {
-  const ForwardConfig& c = row.kernel;
-  return row.built && !c.e4m3 && !c.dequantizes() && !c.block_mask && !c.dropout && !c.continued &&
-         !c.is_decode();
+  const Kernel& c = row.kernel;
+  return row.built && !c.e4m3() && !c.dequantizes() && !c.block_mask() && !c.dropout() &&
+         !c.continued() && !c.is_decode();
 }
 
 }  // namespace fa3::hopper

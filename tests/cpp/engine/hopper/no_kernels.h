@@ -23,7 +23,7 @@ constexpr int kSomeSmem = 1 << 17;  // so that launches ask for it
 
 template <int Row, Element E>
 ForwardKernel forward_entry() {
-  constexpr ForwardConfig kConfig = kernel_of(kForward[Row], E);
+  constexpr Kernel kConfig = kernel_of(kForward[Row], E);
   return {kConfig, kNoKernel<kConfig>, kSomeSmem};
 }
 

@@ -9,7 +9,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void consume_with_overlap(ConsumerState<C>& c, ThreadTile<C>& r) {
   c.ping_pong.open();
   for (;;) {
@@ -28,10 +28,10 @@ __device__ __forceinline__ void consume_with_overlap(ConsumerState<C>& c, Thread
   c.ping_pong.close();
 }
 
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void consume(ConsumerState<C>&& c) {
   ThreadTile<C> r;
-  if constexpr (C.overlaps) {
+  if constexpr (C.shape.overlaps) {
     consume_with_overlap(c, r);
   } else {
     consume_serially(c, r);

@@ -10,7 +10,7 @@
 namespace fa3::hopper {
 
 // What bf16 queries over a quantized cache need (fp8/rescale_queries.cuh).
-template <ForwardConfig C>
+template <Kernel C>
 class QueryRescaler;
 
 enum class Step {
@@ -21,7 +21,7 @@ enum class Step {
 
 // The next work tile becomes the current one. Read as a whole, even if it is the end: one wait for
 // all of it.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void take_work_tile(ConsumerState<C>& c) {
   const uint32_t stage = c.stages.wait_for_work_tile();
   const WorkTileOf<C>& work = c.smem.work_tiles[stage];
@@ -34,17 +34,17 @@ __device__ __forceinline__ void take_work_tile(ConsumerState<C>& c) {
   } else {
     c.tile.set_blocks(work.mine[c.warpgroup]);
   }
-  if constexpr (C.dropout) {
+  if constexpr (C.dropout()) {
     c.dropout.set_tile(sequence_of<C>(work), work.queries.pack, c.first_row_of(work));
   }
   if constexpr (kAddsLines) {
-    const int newest_key = (work.num_blocks - 1) * C.block_n;
+    const int newest_key = (work.num_blocks - 1) * C.shape.block_n;
     if (work.num_blocks > 0) {
       c.score.template find<C>(c.added_lines(), c.lines_meet(), c.added_references(stage), c.params,
                                work, c.first_row_of(work), newest_key);
     }
   }
-  if constexpr (C.e4m3) c.tile.take_longer_reference();
+  if constexpr (C.e4m3()) c.tile.take_longer_reference();
   if constexpr (C.dequantizes() && !C.types().rescales_queries())
     c.score.set_scale(work.place.key_scale);
   if constexpr (consumer_tuning(C).short_steps) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void take_work_tile(ConsumerState<C>& c) {
 }
 
 // Moves to the next key block, of this tile or of the next one.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ Step next_step(ConsumerState<C>& c) {
   if (c.tile.is_last_block()) {
     take_work_tile(c);
@@ -66,7 +66,7 @@ __device__ __forceinline__ Step next_step(ConsumerState<C>& c) {
 }
 
 // Once a tile.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void receive_q(ConsumerState<C>& c) {
   c.stages.wait_for_q();
   if constexpr (C.types().rescales_queries()) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void receive_q(ConsumerState<C>& c) {
 }
 
 // Returns whether the next tile is this warpgroup's from its first block on.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ bool start_next_tile(ConsumerState<C>& c, Step& step) {
   step = next_step(c);
   if (step != Step::kMine) return false;
@@ -88,13 +88,13 @@ __device__ __forceinline__ bool start_next_tile(ConsumerState<C>& c, Step& step)
 }
 
 // The tile's last scores were the last use of its Q.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void release_spent_q(const ConsumerState<C>& c) {
   if (c.tile.is_last_block()) c.stages.release_q();
 }
 
 // No block of the tile was this warpgroup's: its Q and its work tile are released unused.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void pass_tile(const ConsumerState<C>& c) {
   c.stages.wait_for_q();
   c.stages.release_q();
@@ -102,14 +102,14 @@ __device__ __forceinline__ void pass_tile(const ConsumerState<C>& c) {
 }
 
 // Its V is still to come.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void end_passed_block(ConsumerState<C>& c) {
   c.stages.expect_v();
   if (c.tile.is_last_block()) pass_tile(c);
 }
 
 // Another warpgroup's block.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void pass_block(ConsumerState<C>& c) {
   c.ping_pong.wait();
   c.ping_pong.pass();

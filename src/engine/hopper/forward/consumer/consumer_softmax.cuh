@@ -11,13 +11,13 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 using ScoreStep = typename ConsumerState<C>::StepResult;
 
 // Before the block's K is released: its scales go with it.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void read_key_scales(ConsumerState<C>& c, uint32_t k_stage) {
-  if constexpr (C.e4m3) {
+  if constexpr (C.e4m3()) {
     const float query = c.smem.e4m3.tiles[c.stages.work_tile()].query[c.warpgroup];
     ScoreHook<C>::read_scales(c.score, query, c.stages.at().key_scales(k_stage));
     __syncwarp();  // every lane has read before lane 0 releases the stage
@@ -25,10 +25,10 @@ __device__ __forceinline__ void read_key_scales(ConsumerState<C>& c, uint32_t k_
 }
 
 // Before the block's K is released, likewise.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void read_mask_bits(const ConsumerState<C>& c, ThreadTile<C>& r,
                                                uint32_t k_stage) {
-  if constexpr (C.block_mask) {
+  if constexpr (C.block_mask()) {
     if (c.tile.block() < c.masked_from()) return;
     r.bits.load(c.stages.at().mask_bits(k_stage), c.warpgroup * kRowsPerWarpgroup,
                 c.tile.first_key() % kMaskBlock, int(thread_in_block() % kWarpgroupSize));
@@ -38,7 +38,7 @@ __device__ __forceinline__ void read_mask_bits(const ConsumerState<C>& c, Thread
 
 // What a score function loads of a block's keys. Those of a tile's first block come under its
 // products, of others under the block before.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void load_ahead(const ConsumerState<C>& c, ThreadTile<C>& r,
                                            int first_key) {
   if constexpr (kLoadsPairs) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void load_ahead(const ConsumerState<C>& c, ThreadTile
 }
 
 // From products to what the mask and the softmax take.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void prepare_scores(ConsumerState<C>& c, ThreadTile<C>& r) {
   if constexpr (kHasScoreFunction && !kAddsToScore) {
     const WorkTileOf<C>& work = c.work_tile();
@@ -61,15 +61,15 @@ __device__ __forceinline__ void prepare_scores(ConsumerState<C>& c, ThreadTile<C
       return;
     }
     c.score.prepare(r.scores, r, c.params, work, c.first_row_of(work), first_key);
-    if (!c.tile.is_last_block()) load_ahead(c, r, first_key - C.block_n);
+    if (!c.tile.is_last_block()) load_ahead(c, r, first_key - C.shape.block_n);
   } else {
     c.score.prepare(r.scores);
   }
 }
 
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void mask(const ConsumerState<C>& c, ThreadTile<C>& r) {
-  if constexpr (C.block_mask) {
+  if constexpr (C.block_mask()) {
     r.bits.hide(r.scores, int(thread_in_block() % kWarpgroupSize));
     return;
   }
@@ -77,20 +77,20 @@ __device__ __forceinline__ void mask(const ConsumerState<C>& c, ThreadTile<C>& r
               c.tile.first_key());
 }
 
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void go_online(ConsumerState<C>& c) {
   c.tile.set_mode(TileMode::kOnline);
 }
 
 // A row of whose first block the score function hides all has no reference for guarded steps. They
 // would find out, at the price of several steps.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void look_for_references(ConsumerState<C>& c, const RowState& rows) {
   const bool lacks_one = rows.ref[0] == -kInfinity || rows.ref[1] == -kInfinity;
   if (__any_sync(0xffffffff, lacks_one)) go_online(c);
 }
 
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C>& r,
                                                bool starts_tile, ScoreStep<C>& result) {
   if (starts_tile) r.rows = RowState{};
@@ -107,14 +107,14 @@ __device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C
       return;
     }
   }
-  online_step<kRowsPerThread, !C.guarded>(r.scores, r.rows, c.score, result);
-  if constexpr (kScoreMayHide && C.guarded) {
+  online_step<kRowsPerThread, !C.guarded()>(r.scores, r.rows, c.score, result);
+  if constexpr (kScoreMayHide && C.guarded()) {
     if (starts_tile) look_for_references(c, r.rows);
   }
 }
 
 // `wait_for_output` is called before the early elements of P become an operand.
-template <ForwardConfig C, class Wait>
+template <Kernel C, class Wait>
 __device__ __forceinline__ void guarded_softmax(ConsumerState<C>& c, ThreadTile<C>& r,
                                                 ScoreStep<C>& result, const Wait& wait_for_output) {
   constexpr int kEarly = consumer_tuning(C).early_p;
@@ -127,28 +127,28 @@ __device__ __forceinline__ void guarded_softmax(ConsumerState<C>& c, ThreadTile<
 }
 
 // P becomes an operand, without what is dropped of it. The sums of P have it all.
-template <int Begin, ForwardConfig C>
+template <int Begin, Kernel C>
 __device__ __forceinline__ void drop_and_pack_p(ConsumerState<C>& c, ThreadTile<C>& r) {
   if constexpr (!consumer_tuning(C).draws_early) draw(c, r);
   pack_p<Begin, ThreadTile<C>::kScores>(r);
-  if constexpr (C.dropout) c.dropout.drop(r.p, r.draws, c.params.dropout);
+  if constexpr (C.dropout()) c.dropout.drop(r.p, r.draws, c.params.dropout);
 }
 
 // O and its sums move to the reference that the step has left.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void rescale_output(ConsumerState<C>& c, ThreadTile<C>& r,
                                                const StepResult& step) {
-  if constexpr (C.e4m3 || consumer_tuning(C).short_steps) {
+  if constexpr (C.e4m3() || consumer_tuning(C).short_steps) {
     // Most often nothing moves: then a vote is all.
     if (!__any_sync(0xffffffff, step.rescale[0] != 1.0f || step.rescale[1] != 1.0f)) return;
   }
-  if constexpr (C.e4m3) c.promoted.rescale(step.rescale);
+  if constexpr (C.e4m3()) c.promoted.rescale(step.rescale);
   r.rescale_output(step.rescale);
 }
 
 // Where P is of no use, its scores are gone too: their block counts for nothing until
 // recompute_block().
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void lose_scores(ConsumerState<C>& c, ScoreStep<C>& result) {
   result.block_sum[0] = result.block_sum[1] = 0.0f;
   c.tile.lose_scores();
@@ -156,10 +156,10 @@ __device__ __forceinline__ void lose_scores(ConsumerState<C>& c, ScoreStep<C>& r
 
 // Behind an online step. Its P are of no use beside a large reference, which is looked for late:
 // before the exponentials a vote is waited for.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void lose_huge_scores(ConsumerState<C>& c, const RowState& rows,
                                                  ScoreStep<C>& result) {
-  if constexpr (C.guarded && ConsumerState<C>::Score::kRebases) {
+  if constexpr (C.guarded() && ConsumerState<C>::Score::kRebases) {
     if (any_is_large(rows.ref)) lose_scores(c, result);
   }
 }
@@ -171,7 +171,7 @@ inline constexpr int kMostCounted = 255;
 
 // Counts a fired guard. With headroom one fires seldom, and pays for itself if another block passes
 // before the next.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ bool fires_too_often(const ConsumerState<C>& c) {
   WorkTileOf<C>& work = c.work_tile();
   unsigned char& fired = work.fired_guards[c.warp()];
@@ -184,7 +184,7 @@ __device__ __forceinline__ bool fires_too_often(const ConsumerState<C>& c) {
 
 // The guard has fired in this warp: brings its P back into range, and O with it, or gives up the
 // block's scores.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void after_guard_fired(ConsumerState<C>& c, ThreadTile<C>& r,
                                                   ScoreStep<C>& result) {
   using Score = typename ConsumerState<C>::Score;
@@ -208,7 +208,7 @@ __device__ __forceinline__ void after_guard_fired(ConsumerState<C>& c, ThreadTil
 
 // Recomputes the lost scores of the last block. The tile goes on by online steps, unless it tracks
 // the maximum.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<C>& r) {
   c.tile.recover_scores();
   if (!consumer_tuning(C).tracks_max || c.tile.mode() != TileMode::kMaxTracking) go_online(c);

@@ -12,10 +12,10 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 class ConsumerStages {
  public:
-  using KvState = PipelineState<C.kv_stages>;
+  using KvState = PipelineState<C.shape.kv_stages>;
 
   __device__ __forceinline__ ConsumerStages(SmemAddresses<C> at, int warpgroup)
       : at_(at), q_pipeline_(at.q_pipeline(warpgroup)), warpgroup_(warpgroup) {}
@@ -125,21 +125,21 @@ class ConsumerStages {
 
   // Computed before the warpgroup's turn comes: behind it, tensor cores would wait for it.
   __device__ __forceinline__ uint32_t q_operand() const {
-    constexpr tile::TileLayout kQ = C.tiles().q;
+    constexpr tile::TileLayout kQ = C.tiles_in_smem().q;
     return uniform(
         tile::k_major_low(at_.q(q_.stage()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes()));
   }
   // This warp's rows of the current tile's Q.
   __device__ __forceinline__ uint32_t q_of_warp() const {
     const uint32_t warp = threadIdx.x / kWarpSize - kWarpsPerWarpgroup;
-    return at_.q(q_.stage()) + warp * kRowsPerWarp * C.tiles().q.row_bytes();
+    return at_.q(q_.stage()) + warp * kRowsPerWarp * C.tiles_in_smem().q.row_bytes();
   }
   __device__ __forceinline__ uint32_t k_operand(KvState k) const {
     return tile::k_major_low(at_.kv(uniform_stage(k.stage())));
   }
   __device__ __forceinline__ uint32_t v_operand(KvState v) const {
     const uint32_t address = at_.kv(uniform_stage(v.stage()));
-    return C.e4m3 ? tile::k_major_low(address) : tile::mn_major_low(C.tiles().v, address);
+    return C.e4m3() ? tile::k_major_low(address) : tile::mn_major_low(C.tiles_in_smem().v, address);
   }
 
  private:
@@ -149,12 +149,13 @@ class ConsumerStages {
   }
 
   const SmemAddresses<C> at_;
-  const Pipeline<C.q_stages> q_pipeline_;  // this warpgroup's
+  const Pipeline<C.shape.q_stages> q_pipeline_;  // this warpgroup's
   const int warpgroup_;
 
   KvState kv_;
-  WorkTileState work_tile_ = WorkTileState::before_start();                  // the current tile's
-  PipelineState<C.q_stages> q_ = PipelineState<C.q_stages>::before_start();  // the current tile's
+  WorkTileState work_tile_ = WorkTileState::before_start();  // the current tile's
+  PipelineState<C.shape.q_stages> q_ =
+      PipelineState<C.shape.q_stages>::before_start();  // the current tile's
   bool has_delayed_v_ = false;
   struct NoState {};
   [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineState<C.captured_stages()>, NoState>

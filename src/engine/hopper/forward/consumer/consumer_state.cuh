@@ -15,7 +15,7 @@
 namespace fa3::hopper {
 
 // What e4m3 products need (promoted_sum.cuh).
-template <ForwardConfig C>
+template <Kernel C>
 class PromotedSum;
 
 // The products of other types need none: their sums are kept whole.
@@ -29,7 +29,7 @@ struct NoDropout {
   __device__ __forceinline__ explicit NoDropout(const DropoutParams&) {}
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct ConsumerState {
   using Score = typename ScoreHook<C>::Type;
   using StepResult = typename Score::Result;
@@ -56,7 +56,7 @@ struct ConsumerState {
     }
   }
   __device__ __forceinline__ int masked_from() const {
-    if constexpr (C.e4m3) {
+    if constexpr (C.e4m3()) {
       return work_tile().mine[warpgroup].masked_from;
     } else {
       return tile.blocks().masked_from;
@@ -85,13 +85,13 @@ struct ConsumerState {
   const ForwardParams& params;
   SmemPlan<C>& smem;
   const int warpgroup;
-  std::conditional_t<C.e4m3 || C.dequantizes(), Score, const Score> score;
+  std::conditional_t<C.e4m3() || C.dequantizes(), Score, const Score> score;
   ConsumerStages<C> stages;
   CurrentTile<C> tile;
-  std::conditional_t<C.e4m3, PromotedSum<C>, NoPromotedSum> promoted;
+  std::conditional_t<C.e4m3(), PromotedSum<C>, NoPromotedSum> promoted;
   bool output_starts = false;  // the next P V is the tile's first, or a part's: it assigns O
-  const PingPong<C.consumers(), C.ping_pong> ping_pong;
-  [[no_unique_address]] std::conditional_t<C.dropout, QueryRowDropout, NoDropout> dropout;
+  const PingPong<C.consumers(), C.shape.ping_pong> ping_pong;
+  [[no_unique_address]] std::conditional_t<C.dropout(), QueryRowDropout, NoDropout> dropout;
 };
 
 }  // namespace fa3::hopper

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "engine/hopper/config/consumer_tuning.h"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 #include "engine/hopper/scheduler/work_tile.cuh"
 
 namespace fa3::hopper {
@@ -18,7 +18,7 @@ enum class TileMode : int {
   kGuarded = 1,  // or any larger number
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 class CurrentTile {
  public:
   using Blocks = typename WorkTileOf<C>::Blocks;
@@ -34,7 +34,7 @@ class CurrentTile {
   // ---- The current block. Blocks are visited from the last down to 0 ----
 
   __device__ __forceinline__ int block() const { return block_; }
-  __device__ __forceinline__ int first_key() const { return block_ * C.block_n; }
+  __device__ __forceinline__ int first_key() const { return block_ * C.shape.block_n; }
   __device__ __forceinline__ bool is_last_block() const { return block_ == 0; }
   __device__ __forceinline__ void next_block() { --block_; }
   // Some row of this warpgroup sees a key of the block.
@@ -67,12 +67,12 @@ class CurrentTile {
   // 256 keys are little more than a block, or rows see different keys of the first ones, shorter
   // runs gain too: causal 2k 3 to 4%.
   __device__ __forceinline__ void take_longer_reference() {
-    constexpr int kLongRunKeys = C.block_n > 128 ? 512 : 2048, kLongMaskedRunKeys = 512,
+    constexpr int kLongRunKeys = C.shape.block_n > 128 ? 512 : 2048, kLongMaskedRunKeys = 512,
                   kKeys = 256;
     const bool masked = consumer_tuning(C).tracks_max && blocks_.masked_from < blocks_.count;
     const int long_run = masked ? kLongMaskedRunKeys : kLongRunKeys;
-    const int from = blocks_.masked_from - kKeys / C.block_n;
-    if (blocks_.count >= long_run / C.block_n && from < blocks_.online_from) {
+    const int from = blocks_.masked_from - kKeys / C.shape.block_n;
+    if (blocks_.count >= long_run / C.shape.block_n && from < blocks_.online_from) {
       blocks_.online_from = from > 0 ? from : 0;
     }
   }

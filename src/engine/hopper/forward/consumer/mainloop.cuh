@@ -20,7 +20,7 @@ namespace fa3::hopper {
 
 // Loops of steps stop behind this block or before it, where a part of O ends; at the latest behind
 // the tile's last. A part that ends there too is added up where the tile is finished.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void stop_at(ConsumerState<C>& c, int block) {
   int stop = block > 0 ? block : 0;
   if constexpr (!consumer_tuning(C).promotes_under_scores) {
@@ -32,9 +32,9 @@ __device__ __forceinline__ void stop_at(ConsumerState<C>& c, int block) {
 
 // Line 2. A tile's first product assigns O where registers allow it: no zeros to write, some 100
 // clocks.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void start_output(ConsumerState<C>& c, ThreadTile<C>& r) {
-  if constexpr (C.e4m3) {
+  if constexpr (C.e4m3()) {
     c.output_starts = true;
     c.promoted.start(c.tile.block());
     if constexpr (consumer_tuning(C).tracks_max) stop_at(c, c.tile.blocks().online_from);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void start_output(ConsumerState<C>& c, ThreadTile<C>&
 }
 
 // Lines 3 to 6: scores alone, for no block before has left a P to multiply.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& r) {
   const KvState<C> k = c.stages.next_kv();
   const uint32_t q_low = c.stages.q_operand();
@@ -80,7 +80,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
 }
 
 // Lines 8 to 12: the products of a step. Returns once its scores are there, while P V still runs.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void multiply_block(ConsumerState<C>& c, ThreadTile<C>& r,
                                                bool starts_tile, KvState<C> k, KvState<C> v) {
   if constexpr (consumer_tuning(C).draws_early) draw(c, r);
@@ -101,7 +101,7 @@ __device__ __forceinline__ void multiply_block(ConsumerState<C>& c, ThreadTile<C
 }
 
 // Lines 8 to 16.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, bool starts_tile) {
   constexpr int kEarly = consumer_tuning(C).early_p;
   const KvState<C> k = c.stages.next_kv();
@@ -109,8 +109,8 @@ __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, boo
   multiply_block(c, r, starts_tile, k, v);
 
   prepare_scores(c, r);
-  const bool guarded =
-      C.guarded && !(consumer_tuning(C).starts_apart && starts_tile) && c.tile.takes_guarded_step();
+  const bool guarded = C.guarded() && !(consumer_tuning(C).starts_apart && starts_tile) &&
+                       c.tile.takes_guarded_step();
   const RowState finished = r.rows;
   ScoreStep<C> result;
   if (guarded) {  // line 13
@@ -139,7 +139,7 @@ __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, boo
 }
 
 // Lines 18 to 20: P V alone, for the next block is not this warpgroup's, or there is none.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void last_product(ConsumerState<C>& c, ThreadTile<C>& r, Step next) {
   if (next == Step::kOthers) {
     c.ping_pong.wait();
@@ -161,9 +161,9 @@ __device__ __forceinline__ void last_product(ConsumerState<C>& c, ThreadTile<C>&
 
 // Whether block() follows at once. Otherwise rare code is due: lost scores, a tile's first step
 // that is compiled apart, or the end of a part of O.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ bool steps_go_on(const ConsumerState<C>& c) {
-  if (!C.guarded) return true;
+  if (!C.guarded()) return true;
   const bool leaves =
       consumer_tuning(C).starts_apart ? c.tile.is_last_block_or_lost() : c.tile.scores_lost();
   return !leaves && !c.promoted.promotes_behind(c.tile.block());
@@ -172,7 +172,7 @@ __device__ __forceinline__ bool steps_go_on(const ConsumerState<C>& c) {
 // Line 7: from a first block on through whole tiles, to the first step that is not this
 // warpgroup's, which it leaves in `step`. The outer loop is for rare code, which so does not lie
 // between the hot code's ends.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void attend(ConsumerState<C>& c, ThreadTile<C>& r, Step& step) {
   first_block(c, r);
   for (;;) {
@@ -189,13 +189,13 @@ __device__ __forceinline__ void attend(ConsumerState<C>& c, ThreadTile<C>& r, St
       }
       block(c, r, starts_tile);
     }
-    if (!C.e4m3 || c.tile.scores_lost()) recompute_block(c, r);
+    if (!C.e4m3() || c.tile.scores_lost()) recompute_block(c, r);
     if (c.promoted.promotes_behind(c.tile.block())) promote_output(c, r);
   }
 }
 
 // The loop of a kernel; max_tracking.cuh has that of kernels which track the maximum.
-template <ForwardConfig C, bool TracksMax = consumer_tuning(C).tracks_max>
+template <Kernel C, bool TracksMax = consumer_tuning(C).tracks_max>
 struct MainLoop {
   static_assert(!TracksMax, "the source of this kernel does not include max_tracking.cuh");
   static __device__ __forceinline__ void run(ConsumerState<C>& c, ThreadTile<C>& r, Step& step) {

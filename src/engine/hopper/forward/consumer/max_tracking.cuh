@@ -11,14 +11,14 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ bool tracks_max(const ConsumerState<C>& c) {
   return c.tile.mode() == TileMode::kMaxTracking && !c.tile.is_last_block();
 }
 
 // Like block(), within a tile and below its mask. References move in most steps, so O is multiplied
 // without a vote.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void max_tracking_block(ConsumerState<C>& c, ThreadTile<C>& r) {
   const KvState<C> k = c.stages.next_kv();
   const KvState<C> v = c.stages.next_kv();
@@ -38,7 +38,7 @@ __device__ __forceinline__ void max_tracking_block(ConsumerState<C>& c, ThreadTi
 }
 
 // To the next stop, or to lost scores.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void track_max(ConsumerState<C>& c, ThreadTile<C>& r) {
   do {
     c.tile.next_block();
@@ -48,11 +48,11 @@ __device__ __forceinline__ void track_max(ConsumerState<C>& c, ThreadTile<C>& r)
 
 // Are they peaked, by the keys that all of them have seen? Then the warpgroup tracks their maximum
 // for the rest of the tile. Its warps answer together, for they must issue their products together.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void look_at_rows(ConsumerState<C>& c, const ThreadTile<C>& r) {
   const int seen = c.masked_from() - c.tile.block();
   if (seen <= 0) return;
-  constexpr float kBlockLimit = peaked_below(C.block_n, ConsumerState<C>::Score::kTop);
+  constexpr float kBlockLimit = peaked_below(C.shape.block_n, ConsumerState<C>::Score::kTop);
   constexpr unsigned kEnough = enough_low_sums(kRowsPerThread * kWarpgroupSize);
   const float limit = kBlockLimit * float(seen);
   const auto low_sums = [&](int row) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void look_at_rows(ConsumerState<C>& c, const ThreadTi
 // Behind a step at which a loop has stopped, or a first one: what is due here, and the next stop.
 // All warps of the warpgroup come to the look with the same numbers: a warp gives up guarded steps,
 // or loses scores, behind guarded steps alone, and before the look there are none.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void go_on(ConsumerState<C>& c, ThreadTile<C>& r) {
   if (c.tile.scores_lost()) recompute_block(c, r);
   const bool looks = c.tile.guarded_steps_follow();
@@ -76,7 +76,7 @@ __device__ __forceinline__ void go_on(ConsumerState<C>& c, ThreadTile<C>& r) {
 }
 
 // Until steps of block() are due, or the next tile.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void go_on_or_track_max(ConsumerState<C>& c, ThreadTile<C>& r) {
   for (;;) {
     go_on(c, r);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void go_on_or_track_max(ConsumerState<C>& c, ThreadTi
 
 // Like attend(). The loop of steps asks one question, whether it must stop; why, is asked outside
 // of it.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void attend_peaked(ConsumerState<C>& c, ThreadTile<C>& r, Step& step) {
   first_block(c, r);
   for (;;) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void attend_peaked(ConsumerState<C>& c, ThreadTile<C>
 
 // The same where tiles' first steps are compiled apart: in the order above, the loop of steps
 // spills.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void attend_peaked_starts_apart(ConsumerState<C>& c, ThreadTile<C>& r,
                                                            Step& step) {
   first_block(c, r);
@@ -130,7 +130,7 @@ __device__ __forceinline__ void attend_peaked_starts_apart(ConsumerState<C>& c, 
   }
 }
 
-template <ForwardConfig C>
+template <Kernel C>
 struct MainLoop<C, true> {
   static __device__ __forceinline__ void run(ConsumerState<C>& c, ThreadTile<C>& r, Step& step) {
     if constexpr (consumer_tuning(C).starts_apart) {

@@ -9,7 +9,7 @@
 #include "engine/cuda/softmax/score_e4m3.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 #include "engine/hopper/ptx/half.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/unpack.cuh"
@@ -18,10 +18,10 @@ namespace fa3::hopper {
 
 // A thread's share of the sum of a tile's earlier parts. `at` is where it lies: the lane's first
 // eight numbers, and the others behind those of all lanes.
-template <ForwardConfig C>
+template <Kernel C>
 class PromotedSum {
  public:
-  static constexpr int kNumbers = C.head_dim_v / 2;
+  static constexpr int kNumbers = C.shape.head_dim_v / 2;
   using Output = float[kNumbers];
 
   // A tile starts, with `blocks_left` key blocks to come. Its first part is half as long as the

@@ -14,7 +14,7 @@
 namespace fa3::hopper {
 
 // S of the block, without what its mask hides.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void multiply_scores(ConsumerState<C>& c, ThreadTile<C>& r,
                                                 uint32_t q_low) {
   const KvState<C> k = c.stages.next_kv();
@@ -33,7 +33,7 @@ __device__ __forceinline__ void multiply_scores(ConsumerState<C>& c, ThreadTile<
 
 // References follow the rows' maxima; O and its sums, which are at rest, follow the references.
 // `ref`: what P is computed against.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void follow_maximum(ConsumerState<C>& c, ThreadTile<C>& r,
                                                ScoreStep<C>& result, float (&ref)[kRowsPerThread]) {
   float max[kRowsPerThread];
@@ -50,9 +50,9 @@ __device__ __forceinline__ void follow_maximum(ConsumerState<C>& c, ThreadTile<C
 }
 
 // Lost scores again. There are no registers for that beside O, which waits in local memory.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void recompute_beside_output(ConsumerState<C>& c, ThreadTile<C>& r) {
-  constexpr int kNumbers = C.head_dim_v / 2;
+  constexpr int kNumbers = C.shape.head_dim_v / 2;
   volatile float parked[kNumbers];
 #pragma unroll
   for (int i = 0; i < kNumbers; ++i) parked[i] = r.output[i];
@@ -64,7 +64,7 @@ __device__ __forceinline__ void recompute_beside_output(ConsumerState<C>& c, Thr
 
 // S becomes P, by an online or a guarded step; where the latter loses its scores, by an online step
 // after it. All share the exponentials: compiled for each they take registers that are not there.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void weigh(ConsumerState<C>& c, ThreadTile<C>& r) {
   using Score = typename ConsumerState<C>::Score;
   ScoreStep<C> result;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void weigh(ConsumerState<C>& c, ThreadTile<C>& r) {
     float ref[kRowsPerThread] = {finite_reference(r.rows.ref[0]), finite_reference(r.rows.ref[1])};
     if (online) follow_maximum(c, r, result, ref);
     BlockSums<Score> sums;
-    exponentiate<0, C.block_n / 2>(r.scores, ref, c.score, sums);
+    exponentiate<0, C.shape.block_n / 2>(r.scores, ref, c.score, sums);
     sums.store(c.score, result);
     if (online || !guard_fires<Score>(result)) break;
     after_guard_fired(c, r, result);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void weigh(ConsumerState<C>& c, ThreadTile<C>& r) {
 }
 
 // O += P V of the block.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void multiply_values(ConsumerState<C>& c, ThreadTile<C>& r) {
   const KvState<C> v = c.stages.next_kv();
   const uint32_t v_low = c.stages.v_operand(v);
@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply_values(ConsumerState<C>& c, ThreadTile<
 }
 
 // All blocks of a tile, of which this is the first.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void attend_tile(ConsumerState<C>& c, ThreadTile<C>& r) {
   r.rows = RowState{};
 #pragma unroll
@@ -116,16 +116,16 @@ __device__ __forceinline__ void attend_tile(ConsumerState<C>& c, ThreadTile<C>& 
 }
 
 // Another warpgroup's block.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void pass_whole_block(ConsumerState<C>& c) {
   c.stages.release_unread(c.stages.next_kv());
   c.stages.release_unread(c.stages.next_kv());
   if (c.tile.is_last_block()) pass_tile(c);
 }
 
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void consume_serially(ConsumerState<C>& c, ThreadTile<C>& r) {
-  static_assert(C.guarded && !C.ping_pong && !C.e4m3 && !C.dropout && !C.capped() &&
+  static_assert(C.guarded() && !C.shape.ping_pong && !C.e4m3() && !C.dropout() && !C.capped() &&
                 !C.dequantizes() && !C.can_split() && !kHasScoreFunction);
   Step step = next_step(c);
   while (step != Step::kEnd) {

@@ -14,7 +14,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 class StagedRows {
  public:
   // `address`: the warp's rows lie there.
@@ -27,9 +27,9 @@ class StagedRows {
   }
 
   // The thread's numbers of O, each times its row's factor.
-  __device__ __forceinline__ void put(const float (&output)[C.head_dim_v / 2],
+  __device__ __forceinline__ void put(const float (&output)[C.shape.head_dim_v / 2],
                                       const float (&factor)[kRowsPerThread]) const {
-    constexpr tile::TileLayout kRows = C.tiles().staged_o;
+    constexpr tile::TileLayout kRows = C.tiles_in_smem().staged_o;
     constexpr int kDepth = kRows.mma_depth();
     const auto [row, column] = tile::stored_place(int(thread_in_block() % kWarpSize));
 #pragma unroll
@@ -50,7 +50,7 @@ class StagedRows {
   // `first_row`: the warp's, in its sequence.
   __device__ __forceinline__ void send(const ForwardParams& params, const cuda::QueryRows& queries,
                                        int first_row) const {
-    constexpr tile::TileLayout kRows = C.tiles().staged_o;
+    constexpr tile::TileLayout kRows = C.tiles_in_smem().staged_o;
     const int query = params.output.pack.query(first_row);
     // Out of shared memory once, not for each copy.
     ptx::TileCoordinates at{0, queries.begin + query, queries.pack, queries.batch};

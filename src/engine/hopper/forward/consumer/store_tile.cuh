@@ -14,7 +14,7 @@ namespace fa3::hopper {
 
 // A warp's rows, the first of them `first_row` of the sequence. IsLast: perhaps of the CTA's last
 // tile, the only one that it may open without going through with it.
-template <ForwardConfig C, bool IsLast>
+template <Kernel C, bool IsLast>
 __device__ __forceinline__ void store_tile(const ForwardParams& params, const WorkTileOf<C>& work,
                                            int first_row, ThreadTile<C>& r, RowState rows) {
   if constexpr (C.dequantizes()) {
@@ -32,15 +32,15 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Wo
       return;
     }
   }
-  if constexpr (C.continued) {
+  if constexpr (C.continued()) {
     cuda::store_continued_rows<C.element, C.general()>(params.output, params.before, work.queries,
                                                        first_row, r.output, rows);
     return;
   }
   constexpr bool kGeneral = C.general() || C.always_splits();
   constexpr bool kAnyRows = consumer_tuning(C).stores_any_rows;
-  std::conditional_t<C.dropout, KeptValues, PlainValues> values{};
-  if constexpr (C.dropout) values.scale = params.dropout.scale;
+  std::conditional_t<C.dropout(), KeptValues, PlainValues> values{};
+  if constexpr (C.dropout()) values.scale = params.dropout.scale;
   cuda::store_rows<C.element, kGeneral, kAnyRows>(params.output, work.queries, first_row, r.output,
                                                   rows, values);
 }
@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Wo
 // Rows of dense e4m3 tiles: their numbers are multiplied once, by their values' scale and by what
 // normalises them, and leave through the place of the earlier parts of O. `values` is what V's
 // encoding leaves to do.
-template <ForwardConfig C, class Values>
+template <Kernel C, class Values>
 __device__ __forceinline__ void stage_rows(const ForwardParams& params,
                                            const cuda::QueryRows& queries, int first_row,
                                            uint32_t place, ThreadTile<C>& r, const RowState& rows,
@@ -63,7 +63,7 @@ __device__ __forceinline__ void stage_rows(const ForwardParams& params,
   values.restore_normalised(r.output, factor);
   if (to.some_rows_see_no_key) {  // whatever the values are that they do not see
 #pragma unroll
-    for (int i = 0; i < C.head_dim_v / 2; ++i) {
+    for (int i = 0; i < C.shape.head_dim_v / 2; ++i) {
       const int row = fragment_row_index(i);
       if (rows.ref[row] == -kInfinity && sum[row] == 0.0f) r.output[i] = 0.0f;
     }
@@ -75,7 +75,7 @@ __device__ __forceinline__ void stage_rows(const ForwardParams& params,
 }
 
 // The LSE of what was added to the scores less a reference.
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ RowState with_references(const ConsumerState<C>& c, uint32_t stage,
                                                     RowState rows) {
   const float* const references =
@@ -87,13 +87,13 @@ __device__ __forceinline__ RowState with_references(const ConsumerState<C>& c, u
 
 // Algorithm 2, line 20. The next tile's work tile is the current one by now. IsLast: that may be
 // the end of all tiles.
-template <bool IsLast, ForwardConfig C>
+template <bool IsLast, Kernel C>
 __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTile<C>& r,
                                             const RowState& rows) {
   const uint32_t stage = c.stages.previous_work_tile();
   const WorkTileOf<C>& work = c.smem.work_tiles[stage];
   const int first_row = c.first_row_of(work);
-  if constexpr (C.e4m3) {
+  if constexpr (C.e4m3()) {
     c.promoted.add_to(r.output, c.promoted_sum_address());
     const auto values = ScoreHook<C>::values(c.params, work, c.smem.e4m3.tiles[stage]);
     if constexpr (consumer_tuning(C).stages_rows) {

@@ -9,7 +9,7 @@
 #include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/cuda/softmax/loaded_pairs.h"
 #include "engine/cuda/softmax/softmax.cuh"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 #include "engine/hopper/tile/gemm.cuh"
 
 namespace fa3::hopper {
@@ -27,20 +27,20 @@ struct BlockBits {
 };
 
 // Apart from ConsumerState, which the compiler only keeps in registers if no array stands in it.
-template <ForwardConfig C>
+template <Kernel C>
 struct ThreadTile
-    : std::conditional_t<C.dropout, Draws<C.block_n>,
-                         std::conditional_t<C.block_mask, BlockBits<C.block_n>, NoDraws>>,
-      cuda::Pairs<C.block_n / 2> {
-  static constexpr int kScores = C.block_n / 2;
+    : std::conditional_t<C.dropout(), Draws<C.shape.block_n>,
+                         std::conditional_t<C.block_mask(), BlockBits<C.shape.block_n>, NoDraws>>,
+      cuda::Pairs<C.shape.block_n / 2> {
+  static constexpr int kScores = C.shape.block_n / 2;
 
-  float scores[kScores];                   // S, then P
-  tile::PFragment<C.tiles().v, C.e4m3> p;  // P of the block before, as an operand
-  float output[C.head_dim_v / 2];          // O; for e4m3 its newest part (promoted_sum.cuh)
+  float scores[kScores];                             // S, then P
+  tile::PFragment<C.tiles_in_smem().v, C.e4m3()> p;  // P of the block before, as an operand
+  float output[C.shape.head_dim_v / 2];  // O; for e4m3 its newest part (promoted_sum.cuh)
   RowState rows;
   __device__ __forceinline__ void rescale_output(const float (&factor)[kRowsPerThread]) {
 #pragma unroll
-    for (int i = 0; i < C.head_dim_v / 2; ++i) output[i] *= factor[fragment_row_index(i)];
+    for (int i = 0; i < C.shape.head_dim_v / 2; ++i) output[i] *= factor[fragment_row_index(i)];
     rows.sum[0] *= factor[0];
     rows.sum[1] *= factor[1];
   }
@@ -52,10 +52,10 @@ struct ThreadTile
 };
 
 // Elements [Begin, End) of the thread's P become part of the next product's operand.
-template <int Begin, int End, ForwardConfig C>
+template <int Begin, int End, Kernel C>
 __device__ __forceinline__ void pack_p(ThreadTile<C>& r) {
   const float(&p)[ThreadTile<C>::kScores] = r.scores;
-  if constexpr (C.e4m3) {
+  if constexpr (C.e4m3()) {
 #pragma unroll
     for (int i = Begin / 4; i < End / 4; ++i) {
       r.p[i / 4][i % 4] = pack_e4m3(p[e4m3_element(i, 0)], p[e4m3_element(i, 1)],
@@ -68,7 +68,7 @@ __device__ __forceinline__ void pack_p(ThreadTile<C>& r) {
     }
   }
 }
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ void pack_p(ThreadTile<C>& r) {
   pack_p<0, ThreadTile<C>::kScores>(r);
 }

@@ -18,7 +18,7 @@
 namespace fa3::hopper {
 
 // One of the warps: of every tile, it takes each third group of eight rows.
-template <ForwardConfig C>
+template <Kernel C>
 class Dequantizer {
  public:
   __device__ __forceinline__ Dequantizer(const ForwardParams& params, SmemPlan<C>& smem,
@@ -39,12 +39,12 @@ class Dequantizer {
     for (int blocks = next_tile(); blocks > 0; blocks = next_tile()) {
 #pragma unroll 1
       for (; blocks > 0; --blocks) {
-        dequantize<C.tiles().loaded_k, C.tiles().k>();
-        if (has_delayed_v) dequantize<C.tiles().loaded_v, C.tiles().v>();
+        dequantize<C.tiles_in_smem().loaded_k, C.tiles_in_smem().k>();
+        if (has_delayed_v) dequantize<C.tiles_in_smem().loaded_v, C.tiles_in_smem().v>();
         has_delayed_v = true;
       }
     }
-    if (has_delayed_v) dequantize<C.tiles().loaded_v, C.tiles().v>();
+    if (has_delayed_v) dequantize<C.tiles_in_smem().loaded_v, C.tiles_in_smem().v>();
   }
 
  private:
@@ -134,7 +134,7 @@ class Dequantizer {
   const bool is_e5m2_;
   WorkTileState work_tile_;
   PipelineState<C.loaded_stages()> quantized_;
-  PipelineState<C.kv_stages> dequantized_;
+  PipelineState<C.shape.kv_stages> dequantized_;
 };
 
 }  // namespace fa3::hopper

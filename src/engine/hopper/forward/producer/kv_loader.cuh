@@ -21,14 +21,14 @@ namespace fa3::hopper {
 //   Loads:  how K and V of a block are brought into a stage
 //   Scales: what the producer adds to a work tile
 //   Helper: what warps 1 to 3 of its warpgroup do
-template <ForwardConfig C, KvLoaderKind = C.kv_loader()>
+template <Kernel C, KvLoaderKind = C.kv_loader()>
 struct KvLoaderOf;
 
 struct NoHelper {
   static constexpr bool kExists = false;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct NoTileScales {
   static __device__ __forceinline__ void add(const ForwardParams&, SmemPlan<C>&, WorkTileOf<C>&,
                                              uint32_t) {}
@@ -48,7 +48,7 @@ struct TileKeys {
   const cuda::ListedBlock* listed;  // for block masks
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 __device__ __forceinline__ TileKeys keys_of(const ForwardParams& params,
                                             const WorkTileOf<C>& work) {
   TileKeys keys{work.keys.begin + work.first_key,
@@ -58,17 +58,17 @@ __device__ __forceinline__ TileKeys keys_of(const ForwardParams& params,
                 sequence_of<C>(work),
                 work.first_key,
                 nullptr};
-  if constexpr (C.block_mask) keys.listed = work.place.blocks;
+  if constexpr (C.block_mask()) keys.listed = work.place.blocks;
   return keys;
 }
 
 // The stages that K and V arrive in, as the producer goes through them: the base of each way to
 // load them. Such a class knows a block by what it needs of it until its V is loaded too.
-template <ForwardConfig C>
+template <Kernel C>
 class KvStages {
  public:
   using Issuer = typename TileScheduler<C>::Issuer;
-  static constexpr bool kUsesTma = true, kDelaysV = C.overlaps;
+  static constexpr bool kUsesTma = true, kDelaysV = C.shape.overlaps;
 
   __device__ __forceinline__ KvStages(const ForwardParams& params, SmemAddresses<C> at)
       : params_(params), at_(at) {}
@@ -77,7 +77,8 @@ class KvStages {
   __device__ __forceinline__ void look_ahead(const TileKeys&, int) const {}
 
  protected:
-  static constexpr tile::TileLayout kK = C.tiles().loaded_k, kV = C.tiles().loaded_v;
+  static constexpr tile::TileLayout kK = C.tiles_in_smem().loaded_k,
+                                    kV = C.tiles_in_smem().loaded_v;
 
   __device__ __forceinline__ tile::ClippedMap k_map() const {
     return {params_.k_map, params_.k_outside, params_.k.columns};

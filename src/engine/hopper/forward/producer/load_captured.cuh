@@ -9,7 +9,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 class CapturedTiles {
   using Issuer = typename TileScheduler<C>::Issuer;
 
@@ -29,7 +29,7 @@ class CapturedTiles {
   __device__ __forceinline__ void load(const TileKeys& keys, int number) {
     at_.captured_pipeline().wait_empty(cursor_);
     if (Issuer::leads()) {
-      tile::load_rows(params_.score.captured_map, C.captured_tile(), C.block_m,
+      tile::load_rows(params_.score.captured_map, C.captured_tile(), C.shape.block_m,
                       at_.captured(cursor_.stage()), at_.captured_pipeline().full(cursor_.stage()),
                       place_of(keys, number), 0, kReadsTileOnce);
     }
@@ -38,8 +38,8 @@ class CapturedTiles {
 
  private:
   __device__ __forceinline__ ptx::TileCoordinates place_of(const TileKeys& keys, int number) const {
-    int key = keys.first + number * C.block_n;
-    if constexpr (C.block_mask) key = cuda::listed_key(keys.listed, number * C.block_n);
+    int key = keys.first + number * C.shape.block_n;
+    if constexpr (C.block_mask()) key = cuda::listed_key(keys.listed, number * C.shape.block_n);
     return {key, first_row_, others_[0], others_[1]};
   }
 

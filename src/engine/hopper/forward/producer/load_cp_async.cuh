@@ -15,7 +15,7 @@ namespace fa3::hopper {
 
 // The producer's part: a stage's barrier waits for its arrival all the same, so it draws and
 // announces tiles no earlier than it would load them.
-template <ForwardConfig C>
+template <Kernel C>
 class CpAsyncKv : public DenseKv<C> {
  public:
   using typename DenseKv<C>::Block;
@@ -27,7 +27,7 @@ class CpAsyncKv : public DenseKv<C> {
 };
 
 // One of the warps: of every tile, it copies each third group of eight rows.
-template <ForwardConfig C>
+template <Kernel C>
 class CpAsyncLoader {
  public:
   __device__ __forceinline__ CpAsyncLoader(const ForwardParams& params, SmemPlan<C>& smem,
@@ -36,8 +36,8 @@ class CpAsyncLoader {
         smem_(smem),
         at_(at),
         warp_(warp),
-        pages_of_block_(int(C.block_n / params.cp_async.page_size)),
-        rows_of_block_(int(C.block_n % params.cp_async.page_size)) {}
+        pages_of_block_(int(C.shape.block_n / params.cp_async.page_size)),
+        rows_of_block_(int(C.shape.block_n % params.cp_async.page_size)) {}
 
   static constexpr bool kExists = true;
   static __device__ __forceinline__ bool takes_part(const ForwardParams& params) {
@@ -70,20 +70,20 @@ class CpAsyncLoader {
         const Places now = next;
         // On its way while this block is copied.
         if (block > 0) next = places_before(now, keys, table, block - 1);
-        copy<C.tiles().k>(params_.cp_async.k, now, keys.kv_head);
-        if (has_delayed_v) copy<C.tiles().v>(params_.cp_async.v, delayed, delayed_head);
+        copy<C.tiles_in_smem().k>(params_.cp_async.k, now, keys.kv_head);
+        if (has_delayed_v) copy<C.tiles_in_smem().v>(params_.cp_async.v, delayed, delayed_head);
         delayed = now;
         delayed_head = keys.kv_head;
         has_delayed_v = true;
       }
     }
-    if (has_delayed_v) copy<C.tiles().v>(params_.cp_async.v, delayed, delayed_head);
+    if (has_delayed_v) copy<C.tiles_in_smem().v>(params_.cp_async.v, delayed, delayed_head);
     ptx::cp_async_wait_all();
   }
 
  private:
   static constexpr int kGroup = tile::kSwizzleRows;  // rows
-  static constexpr int kGroups = (C.block_n / kGroup + kHelperWarps - 1) / kHelperWarps;
+  static constexpr int kGroups = (C.shape.block_n / kGroup + kHelperWarps - 1) / kHelperWarps;
   static constexpr int kKeys = (kGroups * kGroup + ptx::kLanes - 1) / ptx::kLanes;  // of a lane
   static constexpr int kNoPage = -1;
   static constexpr unsigned kMissing = 1u << 31;
@@ -113,8 +113,8 @@ class CpAsyncLoader {
     const PagedKeys& paged = params_.paged;
     const int32_t* const table = paged.table + keys.batch * paged.table_stride;
     const unsigned page_size = params_.cp_async.page_size;
-    const int first = block * C.block_n;
-    const int left = keys.count - first, used = left < C.block_n ? left : C.block_n;
+    const int first = block * C.shape.block_n;
+    const int left = keys.count - first, used = left < C.shape.block_n ? left : C.shape.block_n;
     Places places;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
@@ -142,7 +142,7 @@ class CpAsyncLoader {
         places.row[i] = row < 0 ? row + int(params_.cp_async.page_size) : row;
         places.entry[i] = next.entry[i] - pages_of_block_ - (row < 0 ? 1 : 0);
         places.page[i] = kNoPage;
-        if (row_in_block(i) < C.block_n) {
+        if (row_in_block(i) < C.shape.block_n) {
           places.page[i] = params_.paged.page_size > 0 ? table[places.entry[i]] : keys.batch;
         }
       }
@@ -200,17 +200,17 @@ class CpAsyncLoader {
   const int warp_;
   const int pages_of_block_, rows_of_block_;  // pages of a block, and rows beyond them
   WorkTileState work_tile_;
-  PipelineState<C.kv_stages> kv_;
+  PipelineState<C.shape.kv_stages> kv_;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct KvLoaderOf<C, KvLoaderKind::kPagesOrCpAsync> {
   using Loads = WarpPages<C>;
   using Scales = NoTileScales<C>;
   using Helper = CpAsyncLoader<C>;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct KvLoaderOf<C, KvLoaderKind::kCpAsync> {
   using Loads = CpAsyncKv<C>;
   using Scales = NoTileScales<C>;

@@ -10,7 +10,7 @@
 namespace fa3::hopper {
 
 // Rows that no sequence owns have none.
-template <ForwardConfig C>
+template <Kernel C>
 struct CacheTileScales {
   static __device__ __forceinline__ void add(const ForwardParams& params, SmemPlan<C>&,
                                              WorkTileOf<C>& work, uint32_t) {
@@ -27,7 +27,7 @@ struct CacheTileScales {
   }
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct KvLoaderOf<C, KvLoaderKind::kQuantized> {
   using Loads = WarpPages<C>;
   using Scales = CacheTileScales<C>;

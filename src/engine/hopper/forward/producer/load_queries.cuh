@@ -8,7 +8,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 class QueryLoader {
   using Issuer = typename TileScheduler<C>::Issuer;
 
@@ -21,7 +21,7 @@ class QueryLoader {
     const PackGqa pack = params_.output.pack;
 #pragma unroll 1  // the producer has few registers
     for (int w = 0; w < C.consumers(); ++w) {
-      const Pipeline<C.q_stages> pipeline = at_.q_pipeline(w);
+      const Pipeline<C.shape.q_stages> pipeline = at_.q_pipeline(w);
       const int part_row = w * kRowsPerWarpgroup;
       pipeline.wait_empty(q_);
       if (!Issuer::leads()) continue;
@@ -31,13 +31,13 @@ class QueryLoader {
   }
 
  private:
-  static constexpr tile::TileLayout kQ = C.tiles().q;
+  static constexpr tile::TileLayout kQ = C.tiles_in_smem().q;
 
   __device__ __forceinline__ bool is_clipped() const {
     return C.general() && params_.q_is_clipped;
   }
 
-  __device__ __forceinline__ void load_part(Pipeline<C.q_stages> pipeline, int part_row,
+  __device__ __forceinline__ void load_part(Pipeline<C.shape.q_stages> pipeline, int part_row,
                                             const ptx::TileCoordinates& place) {
     const uint32_t smem = at_.q(q_.stage()) + part_row * kQ.row_bytes(),
                    full = pipeline.full(q_.stage());
@@ -64,7 +64,7 @@ class QueryLoader {
 
   const ForwardParams& params_;
   const SmemAddresses<C> at_;
-  PipelineState<C.q_stages> q_;
+  PipelineState<C.shape.q_stages> q_;
 };
 
 }  // namespace fa3::hopper

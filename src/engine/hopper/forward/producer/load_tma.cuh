@@ -8,7 +8,7 @@
 namespace fa3::hopper {
 
 // Dense kernels: rows past the tensor's end arrive as zeros.
-template <ForwardConfig C>
+template <Kernel C>
 class DenseKv : public KvStages<C> {
   using Stages = KvStages<C>;
 
@@ -17,7 +17,7 @@ class DenseKv : public KvStages<C> {
   using Stages::Stages;
 
   __device__ __forceinline__ Block block_of(const TileKeys& keys, int number, bool) const {
-    return {0, keys.begin + number * C.block_n, keys.kv_head, keys.batch};
+    return {0, keys.begin + number * C.shape.block_n, keys.kv_head, keys.batch};
   }
   __device__ __forceinline__ void load_k(const Block& block, int more_bytes = 0) {
     load(params_.k_map, Stages::kK, block, more_bytes);
@@ -41,7 +41,7 @@ class DenseKv : public KvStages<C> {
 
 // Keys past a sequence's end are kept out: NaN in a neighbour's V would reach this sequence's rows,
 // although its P is zero. `inner` of a place counts the rows that are.
-template <ForwardConfig C>
+template <Kernel C>
 class ClippedKv : public KvStages<C> {
   using Stages = KvStages<C>;
 
@@ -53,10 +53,10 @@ class ClippedKv : public KvStages<C> {
 
   static __device__ __forceinline__ ptx::TileCoordinates place_of(const TileKeys& keys,
                                                                   int number) {
-    const int key = number * C.block_n;
+    const int key = number * C.shape.block_n;
     const int left = keys.count - key;
-    const int rows = left < 0 ? 0 : left < C.block_n ? left : C.block_n;
-    return {0, keys.begin + key + rows, keys.kv_head, keys.batch, C.block_n - rows};
+    const int rows = left < 0 ? 0 : left < C.shape.block_n ? left : C.shape.block_n;
+    return {0, keys.begin + key + rows, keys.kv_head, keys.batch, C.shape.block_n - rows};
   }
 
   __device__ __forceinline__ void load_clipped(const tile::ClippedMap& map, tile::TileLayout layout,
@@ -72,7 +72,7 @@ class ClippedKv : public KvStages<C> {
   }
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct KvLoaderOf<C, KvLoaderKind::kDense> {
   using Loads = DenseKv<C>;
   using Scales = NoTileScales<C>;

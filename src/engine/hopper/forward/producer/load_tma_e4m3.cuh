@@ -15,7 +15,7 @@
 namespace fa3::hopper {
 
 // Keys: how K alone is loaded.
-template <ForwardConfig C, class Keys>
+template <Kernel C, class Keys>
 class E4m3Kv : public Keys {
   using Keys::at_, Keys::kv_, Keys::params_, Keys::wait_for_stage;
 
@@ -37,8 +37,8 @@ class E4m3Kv : public Keys {
   __device__ __forceinline__ ~E4m3Kv() { ptx::griddepcontrol_wait(); }
 
   __device__ __forceinline__ Block block_of(const TileKeys& keys, int number, bool starts) const {
-    return {Keys::block_of(keys, number, starts), keys.first + number * C.block_n, keys.kv_head,
-            keys.sequence};
+    return {Keys::block_of(keys, number, starts), keys.first + number * C.shape.block_n,
+            keys.kv_head, keys.sequence};
   }
   __device__ __forceinline__ void load_k(const Block& block) {
     constexpr int kScaleBytes = consumer_tuning(C).scale_groups * int(sizeof(KeyScales));
@@ -52,7 +52,7 @@ class E4m3Kv : public Keys {
   // Whole blocks: there are zeros behind the last key.
   __device__ __forceinline__ void load_v(const Block& block) {
     wait_for_stage();
-    if constexpr (C.transposes_v) {
+    if constexpr (C.transposes_v()) {
       tile::load_rows(params_.v_map, Keys::kV, Keys::kV.rows, at_.loaded(kv_.stage()),
                       at_.value_rows_pipeline().full(value_rows_.stage()), block.k);
       value_rows_.advance();
@@ -67,12 +67,13 @@ class E4m3Kv : public Keys {
 
  private:
   struct NoRows {};
-  [[no_unique_address]] std::conditional_t<C.transposes_v, PipelineState<C.kv_stages>, NoRows>
+  [[no_unique_address]] std::conditional_t<C.transposes_v(), PipelineState<C.shape.kv_stages>,
+                                           NoRows>
       value_rows_;
 };
 
 // Packed heads share their scales (launch_e4m3.cpp).
-template <ForwardConfig C>
+template <Kernel C>
 struct E4m3TileScales {
   static __device__ __forceinline__ void add(const ForwardParams& params, SmemPlan<C>& smem,
                                              WorkTileOf<C>& work, uint32_t stage) {
@@ -108,12 +109,12 @@ struct E4m3TileScales {
   }
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct KvLoaderOf<C, KvLoaderKind::kE4m3> {
   using Keys = std::conditional_t<C.general(), ThreadPages<C>, DenseKv<C>>;
   using Loads = E4m3Kv<C, Keys>;
   using Scales = E4m3TileScales<C>;
-  using Helper = std::conditional_t<C.transposes_v, ValueTransposer<C>, NoHelper>;
+  using Helper = std::conditional_t<C.transposes_v(), ValueTransposer<C>, NoHelper>;
 };
 
 }  // namespace fa3::hopper

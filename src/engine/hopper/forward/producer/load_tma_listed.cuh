@@ -9,7 +9,7 @@
 namespace fa3::hopper {
 
 // Sequences that lie beside each other: keys past a sequence's end are zeros.
-template <ForwardConfig C>
+template <Kernel C>
 class SequenceKv : public ClippedKv<C> {
   using Stages = ClippedKv<C>;
   using Stages::k_map, Stages::load_clipped, Stages::place_of, Stages::v_map;
@@ -29,10 +29,10 @@ class SequenceKv : public ClippedKv<C> {
   }
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 using KvOfLists = std::conditional_t<C.general(), SequenceKv<C>, DenseKv<C>>;
 
-template <ForwardConfig C>
+template <Kernel C>
 class ListedKv : public KvOfLists<C> {
   using Base = KvOfLists<C>;
   using Base::at_, Base::kv_;
@@ -45,7 +45,7 @@ class ListedKv : public KvOfLists<C> {
   using Base::Base;
 
   __device__ __forceinline__ Block block_of(const TileKeys& keys, int number, bool starts) const {
-    constexpr int kSteps = kMaskBlock / C.block_n;  // of a block
+    constexpr int kSteps = kMaskBlock / C.shape.block_n;  // of a block
     const cuda::ListedBlock listed = keys.listed[number / kSteps];
     return {Base::block_of(keys, listed.block * kSteps + number % kSteps, starts), listed.bits};
   }
@@ -59,7 +59,7 @@ class ListedKv : public KvOfLists<C> {
   __device__ __forceinline__ void load_v(const Block& block) { Base::load_v(block.keys); }
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct KvLoaderOf<C, KvLoaderKind::kListed> {
   using Loads = ListedKv<C>;
   using Scales = NoTileScales<C>;

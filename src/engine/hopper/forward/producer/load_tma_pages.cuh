@@ -11,7 +11,7 @@
 namespace fa3::hopper {
 
 // By one thread.
-template <ForwardConfig C>
+template <Kernel C>
 class ThreadPages : public ClippedKv<C> {
   using Stages = ClippedKv<C>;
   using Stages::k_map, Stages::load_clipped, Stages::place_of, Stages::v_map;
@@ -76,7 +76,7 @@ class ThreadPages : public ClippedKv<C> {
 
 // By a warp, a box a lane at a time. The first boxes, most often the only ones, are looked up a
 // block ahead, and for K and V at once: else the products would wait for the table.
-template <ForwardConfig C>
+template <Kernel C>
 class WarpPages : public ClippedKv<C> {
   using Stages = ClippedKv<C>;
   using Stages::at_, Stages::k_map, Stages::kv_, Stages::load_clipped, Stages::params_,
@@ -153,7 +153,7 @@ class WarpPages : public ClippedKv<C> {
 
   __device__ __forceinline__ PageBox box_of(const ptx::TileCoordinates& block, int row) const {
     const PagedKeys& paged = params_.paged;
-    const int used_rows = C.block_n - block.inner;
+    const int used_rows = C.shape.block_n - block.inner;
     if (row >= used_rows) return {};
     const unsigned key = unsigned(block.row - used_rows + row);
     const unsigned entry = key / unsigned(paged.page_size);
@@ -164,7 +164,7 @@ class WarpPages : public ClippedKv<C> {
   PageBox ahead_{};
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct KvLoaderOf<C, KvLoaderKind::kPages> {
   using Loads = ThreadPages<C>;
   using Scales = NoTileScales<C>;

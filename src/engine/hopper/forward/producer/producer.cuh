@@ -19,14 +19,14 @@ namespace fa3::hopper {
 
 // What warps 1 to 3 of the producer's warpgroup do.
 #ifdef FA3_SCORE_KEY_TERM
-template <ForwardConfig C>
+template <Kernel C>
 using HelperOf = KeyTermWriter<C>;
 #else
-template <ForwardConfig C>
+template <Kernel C>
 using HelperOf = typename KvLoaderOf<C>::Helper;
 #endif
 
-template <ForwardConfig C, class Kv, class Scales>
+template <Kernel C, class Kv, class Scales>
 class Producer {
   using Scheduler = TileScheduler<C>;
   using Issuer = typename Scheduler::Issuer;
@@ -74,7 +74,7 @@ class Producer {
     const int last = work.num_blocks - 1;
     const int draw_at = last > 0 ? 1 : 0;
     // The only Q is spent once the tile before has its last scores: after this tile's first K.
-    constexpr bool q_first = C.q_stages > 1;
+    constexpr bool q_first = C.shape.q_stages > 1;
     for (int block = last; block >= 0; --block) {
       if (block == draw_at) tiles_.draw_next();
       if (block == last && q_first) q_.load(work);

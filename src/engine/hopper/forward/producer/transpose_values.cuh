@@ -16,7 +16,7 @@ namespace fa3::hopper {
 
 // One of the warps: of every square of V it takes the blocks above the diagonal at one distance of
 // three, and each third block on it.
-template <ForwardConfig C>
+template <Kernel C>
 class ValueTransposer {
  public:
   __device__ __forceinline__ ValueTransposer(const ForwardParams&, SmemPlan<C>& smem,
@@ -27,7 +27,8 @@ class ValueTransposer {
   static __device__ __forceinline__ bool takes_part(const ForwardParams&) { return true; }
   static __device__ __forceinline__ void init_pipelines(SmemAddresses<C> at, int consumers) {
     at.kv_pipeline().init(consumers);
-    for (int i = 0; i < C.kv_stages; ++i) ptx::mbarrier_init(at.value_rows_pipeline().full(i), 1);
+    for (int i = 0; i < C.shape.kv_stages; ++i)
+      ptx::mbarrier_init(at.value_rows_pipeline().full(i), 1);
   }
 
   // The order of KvLoader::load(): K of a block, then V of the block before, across tiles.
@@ -45,12 +46,12 @@ class ValueTransposer {
   }
 
  private:
-  static constexpr int kSquare = C.block_n;  // keys, and as many channels
+  static constexpr int kSquare = C.shape.block_n;  // keys, and as many channels
   static constexpr int kBlocks = tile::blocks_of_square(kSquare);
-  static constexpr int kSquares = C.head_dim_v / kSquare;
+  static constexpr int kSquares = C.shape.head_dim_v / kSquare;
   static constexpr uint32_t kSquareBytes = kSquare * kSquare;
-  static_assert(!C.transposes_v || (kSquare == 128 && C.head_dim_v % kSquare == 0));
-  static_assert(!C.transposes_v || kBlocks - 1 == kHelperWarps);
+  static_assert(!C.transposes_v() || (kSquare == 128 && C.shape.head_dim_v % kSquare == 0));
+  static_assert(!C.transposes_v() || kBlocks - 1 == kHelperWarps);
 
   // Its number of blocks; 0: there is none.
   __device__ __forceinline__ int next_tile() {
@@ -92,7 +93,7 @@ class ValueTransposer {
   const int warp_;
   const tile::SquareLane<kSquare> lane_;
   WorkTileState work_tile_;
-  PipelineState<C.kv_stages> kv_, value_rows_;
+  PipelineState<C.shape.kv_stages> kv_, value_rows_;
 };
 
 }  // namespace fa3::hopper

@@ -14,7 +14,7 @@ namespace fa3::hopper {
 
 // One of the warps, which has each third part of 32 keys. Heads are not packed in a kernel with a
 // score function, so a tile has one.
-template <ForwardConfig C>
+template <Kernel C>
 class KeyTermWriter {
  public:
   __device__ __forceinline__ KeyTermWriter(const ForwardParams& params, SmemPlan<C>& smem,
@@ -42,7 +42,7 @@ class KeyTermWriter {
 
   // Their readers wait for the first terms.
   __device__ __forceinline__ void write_constants() const {
-    for (int row = thread_; row < C.block_n; row += kThreads) {
+    for (int row = thread_; row < C.shape.block_n; row += kThreads) {
       write_row(at_.key_term_zeros(), row, {0, 0});
     }
     if (thread_ < kCoreMatrixBytes / kKeyTermRowBytes) {
@@ -66,13 +66,14 @@ class KeyTermWriter {
   }
 
   __device__ __forceinline__ void write(int block) {
-    int first_key = keys_.first + block * C.block_n;
-    if constexpr (C.block_mask) first_key = cuda::listed_key(keys_.listed, block * C.block_n);
+    int first_key = keys_.first + block * C.shape.block_n;
+    if constexpr (C.block_mask())
+      first_key = cuda::listed_key(keys_.listed, block * C.shape.block_n);
     at_.key_term_pipeline().wait_empty(terms_);
     const uint32_t stage = at_.key_terms(terms_.stage());
     const ScoreFunction function{params_.score.captures};
 #pragma unroll 1
-    for (int row = thread_; row < C.block_n; row += kThreads) {
+    for (int row = thread_; row < C.shape.block_n; row += kThreads) {
       const float term = function.of(-0.0f, keys_.sequence, head_, 0, first_key + row);
       write_row(stage, row, key_term_words(bounded_term(term * params_.score.inverse_scale)));
     }

@@ -21,13 +21,12 @@ int64_t num_tiles_elsewhere(const ForwardCall& call) {
 
 // Whether those kernels, which split tiles along the keys, are sooner done than whole tiles of this
 // engine's are. Time is counted in waves of these, measured on an H100 (docs/lab/flex.md).
-bool leaves_sms_idle(const Problem& p, const ForwardConfig& c, const ForwardCall& call,
-                     int num_sms) {
+bool leaves_sms_idle(const Problem& p, const Kernel& c, const ForwardCall& call, int num_sms) {
   constexpr int64_t kLeastKeys = 1024;
   constexpr double kTheirStart = 0.3;
   if (p.block_mask.on || p.batch_invariant || call.seqlen_k < kLeastKeys) return false;
   const int64_t waves = ceil_div(num_split_tiles(c, call, {}), int64_t{num_sms});
-  const double of_their_wave = c.head_dim <= 64 ? 1.4 : 1.8;
+  const double of_their_wave = c.shape.head_dim <= 64 ? 1.4 : 1.8;
   const double theirs = of_their_wave * double(num_tiles_elsewhere(call)) / num_sms;
   return kTheirStart + theirs < double(waves);
 }

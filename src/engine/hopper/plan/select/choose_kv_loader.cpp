@@ -47,28 +47,28 @@ bool has_cp_async_rows(const ForwardCall& call) {
   return describe_cp_async_rows(call, &keys);
 }
 
-int kv_box_rows(const ForwardConfig& c, const ForwardCall& call) {
+int kv_box_rows(const Kernel& c, const ForwardCall& call) {
   if (c.is_decode()) return page_box_rows(call.places, false, decode_shape(c).stage_keys);
-  return page_box_rows(call.places, call.lengths_k.padded_left, c.block_n);
+  return page_box_rows(call.places, call.lengths_k.padded_left, c.shape.block_n);
 }
 
-bool has_small_boxes(const ForwardConfig& c, const ForwardCall& call) {
-  return kv_box_rows(c, call) < std::min(kLeastBoxRows, c.block_n);
+bool has_small_boxes(const Kernel& c, const ForwardCall& call) {
+  return kv_box_rows(c, call) < std::min(kLeastBoxRows, c.shape.block_n);
 }
 
 // A box has whole columns of all slabs, if these lie behind each other as in a stage.
-bool fills_stages_by_tma(const ForwardConfig& c, const ForwardCall& call) {
+bool fills_stages_by_tma(const Kernel& c, const ForwardCall& call) {
   if (!decode_shape(c).may_use_tma) return false;
   const int rows = kv_box_rows(c, call);
-  const bool is_wide = call.k.columns == c.head_dim && call.v.columns == c.head_dim_v;
+  const bool is_wide = call.k.columns == c.shape.head_dim && call.v.columns == c.shape.head_dim_v;
   return is_wide && (rows == decode_shape(c).stage_keys ||
-                     (rows >= kLeastStageBoxRows && c.tiles().loaded_k.slabs() == 1));
+                     (rows >= kLeastStageBoxRows && c.tiles_in_smem().loaded_k.slabs() == 1));
 }
 
 // Tiles of 64 rows wait for memory alone: cp.async keeps more on its way than TMA does. Under
 // larger tiles its instructions take time from the softmax, which small boxes alone are worth; but
 // kernels that decode have no other loader, and start sooner than that costs.
-CpAsyncKeys cp_async_keys(const ForwardConfig& c, const ForwardCall& call) {
+CpAsyncKeys cp_async_keys(const Kernel& c, const ForwardCall& call) {
   const int64_t page_size = call.places.paged() ? call.places.page_size : INT32_MAX;
   CpAsyncKeys keys{.page_size = unsigned(page_size),
                    .by_page_size = Divisor::of(unsigned(page_size)),

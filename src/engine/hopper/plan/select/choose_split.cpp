@@ -71,13 +71,13 @@ int64_t ranges_of_group(int64_t tiles, int64_t kv_blocks, int64_t ctas, int64_t 
 
 // CTAs of a cluster share a range: they reduce their parts of a tile in shared memory, and fewer
 // splits are combined. Clusters larger than pairs leave SMs without work.
-int choose_cluster_log2(const ForwardConfig& c, int64_t tiles, int64_t num_sms) {
+int choose_cluster_log2(const Kernel& c, int64_t tiles, int64_t num_sms) {
   return c.is_decode() && 2 * tiles <= num_sms ? 1 : 0;
 }
 
-Tiling choose_fixed_split(const ForwardConfig& c, const ForwardCall& call, PackGqa pack,
+Tiling choose_fixed_split(const Kernel& c, const ForwardCall& call, PackGqa pack,
                           int64_t num_splits) {
-  const int64_t tiles = num_tiles(c, call, pack), blocks = ceil_div(call.seqlen_k, c.block_n);
+  const int64_t tiles = num_tiles(c, call, pack), blocks = ceil_div(call.seqlen_k, c.shape.block_n);
   num_splits = std::min(num_splits, blocks);
   const bool is_countable = capped_product(tiles, blocks) < SplitKvSchedule::kMostConcatenated;
   if (num_splits <= 1 || !is_countable) return {};
@@ -85,7 +85,7 @@ Tiling choose_fixed_split(const ForwardConfig& c, const ForwardCall& call, PackG
 }
 
 Tiling alike_ranges(const SplitCase& s, int num_sms) {
-  const int64_t blocks = ceil_div(s.visible_keys, s.c.block_n);
+  const int64_t blocks = ceil_div(s.visible_keys, s.c.shape.block_n);
   const int log2 = choose_groups_log2(s);
   const int64_t tiles_of_group = s.tiles >> log2;
   const int cluster_log2 = choose_cluster_log2(s.c, s.tiles, num_sms);
@@ -99,7 +99,7 @@ Tiling alike_ranges(const SplitCase& s, int num_sms) {
 
 // Until alike tiles in these ranges are combined.
 double time_of_alike(const SplitCase& s, const Tiling& tiling) {
-  const int64_t blocks = s.tiles * ceil_div(s.visible_keys, s.c.block_n);
+  const int64_t blocks = s.tiles * ceil_div(s.visible_keys, s.c.shape.block_n);
   return double(ceil_div(blocks, int64_t{tiling.split.ctas})) * s.block_time() + s.combine_time();
 }
 
@@ -110,10 +110,9 @@ double time_of_whole(const SplitCase& s) {
   return std::max(1.0, seen * double(s.tiles) / double(s.most_ctas)) * s.tile_time();
 }
 
-Tiling split_by_stream_k(const ForwardConfig& c, const ForwardCall& call, PackGqa pack,
-                         int num_sms) {
+Tiling split_by_stream_k(const Kernel& c, const ForwardCall& call, PackGqa pack, int num_sms) {
   const SplitCase s = split_case(c, call, pack, num_sms);
-  const int64_t blocks = ceil_div(s.visible_keys, c.block_n);
+  const int64_t blocks = ceil_div(s.visible_keys, c.shape.block_n);
   const int64_t most = capped_product(num_tiles(c, call, pack), blocks);
   if (most >= SplitKvSchedule::kMostConcatenated || s.tiles == 0) return {};
   const bool by_alike = call.tiles_are_alike() && (split_pays(s) || split_evens_out(s));
@@ -127,12 +126,11 @@ Tiling split_by_stream_k(const ForwardConfig& c, const ForwardCall& call, PackGq
 
 // Tiles that differ in length are drawn from a counter when a CTA is free; others, and those that
 // all have an SM at once, need no counter to be cleared.
-Scheduler choose_scheduler(const ForwardConfig& c, const ForwardCall& call, PackGqa pack,
-                           int num_sms) {
+Scheduler choose_scheduler(const Kernel& c, const ForwardCall& call, PackGqa pack, int num_sms) {
   if (call.varlen) return Scheduler::kVarlenMetadata;
-  const bool tiles_differ =
-      call.block_mask.on || !call.mask.hides_nothing() || pack.rows(call.q.rows) % c.block_m != 0;
-  const bool one_wave = num_tiles(c, call, pack) <= int64_t{num_sms} * c.ctas_per_sm;
+  const bool tiles_differ = call.block_mask.on || !call.mask.hides_nothing() ||
+                            pack.rows(call.q.rows) % c.shape.block_m != 0;
+  const bool one_wave = num_tiles(c, call, pack) <= int64_t{num_sms} * c.shape.ctas_per_sm;
   return tiles_differ && !one_wave ? Scheduler::kDynamicPersistent : Scheduler::kStaticPersistent;
 }
 
@@ -145,50 +143,50 @@ PackGqa most_packed(int64_t heads_per_kv_head, bool split) {
 
 // Packing pays where tiles would be partly empty, and where a causal mask splits through them:
 // fewer queries a tile leave less beside the diagonal.
-PackGqa choose_pack(const ForwardConfig& c, const ForwardCall& call) {
+PackGqa choose_pack(const Kernel& c, const ForwardCall& call) {
   PackGqa most = most_packed(call.heads_per_kv_head);
   while (most.rows(call.q.rows) > kMaxPackedRows) --most.log2;
-  const bool cut_by_mask = !call.mask.hides_nothing() && call.seqlen_q >= c.block_m;
+  const bool cut_by_mask = !call.mask.hides_nothing() && call.seqlen_q >= c.shape.block_m;
   const bool saves_tiles = num_tiles(c, call, most) < num_tiles(c, call, PackGqa{});
   return cut_by_mask || saves_tiles ? most : PackGqa{};
 }
 
-PackGqa choose_split_pack(const ForwardConfig& c, const ForwardCall& call, int num_sms) {
+PackGqa choose_split_pack(const Kernel& c, const ForwardCall& call, int num_sms) {
   PackGqa pack = most_packed(call.heads_per_kv_head, true);
   const auto tiles = [&](PackGqa of) {
-    return ceil_div(of.rows(call.seqlen_q), c.block_m) * (call.q.heads / of.heads());
+    return ceil_div(of.rows(call.seqlen_q), c.shape.block_m) * (call.q.heads / of.heads());
   };
   while (pack.log2 > 0 &&
          (pack.rows(call.q.rows) > kMaxPackedRows || tiles(pack) >= tiles({pack.log2 - 1}))) {
     --pack.log2;
   }
   PackGqa of_tile = pack;
-  while (of_tile.log2 > 0 && of_tile.rows(call.seqlen_q) > c.block_m) --of_tile.log2;
+  while (of_tile.log2 > 0 && of_tile.rows(call.seqlen_q) > c.shape.block_m) --of_tile.log2;
   return may_decode(c, call) && fits_few_waves(c, call, of_tile, num_sms) ? of_tile : pack;
 }
 
-Tiling whole_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
+Tiling whole_tiles(const Kernel& c, const ForwardCall& call, PackGqa pack, int num_sms) {
   return {pack, choose_scheduler(c, call, pack, num_sms), {}};
 }
 
-Tiling choose_split(const ForwardConfig& c, const ForwardCall& call, int num_splits, int num_sms) {
+Tiling choose_split(const Kernel& c, const ForwardCall& call, int num_splits, int num_sms) {
   if (num_splits == 1) return {};
   const PackGqa pack = choose_split_pack(c, call, num_sms);
   if (num_splits > 1) return choose_fixed_split(c, call, pack, num_splits);
   return split_by_stream_k(c, call, pack, num_sms);
 }
 
-Tiling choose_tiling(const ForwardConfig& c, const ForwardCall& call, int num_splits, int num_sms) {
+Tiling choose_tiling(const Kernel& c, const ForwardCall& call, int num_splits, int num_sms) {
   const Tiling split = choose_split(c, call, num_splits, num_sms);
   return split.is_split() ? split : whole_tiles(c, call, choose_pack(c, call), num_sms);
 }
 
-bool fits_one_wave(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
+bool fits_one_wave(const Kernel& c, const ForwardCall& call, PackGqa pack, int num_sms) {
   return call.varlen && c.can_split() &&
-         num_split_tiles(c, call, pack) <= int64_t{num_sms} * c.ctas_per_sm;
+         num_split_tiles(c, call, pack) <= int64_t{num_sms} * c.shape.ctas_per_sm;
 }
 
-bool combines_in_kernel(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {
+bool combines_in_kernel(const Kernel& c, const ForwardCall& call, const Tiling& tiling) {
   const int64_t rows = ceil_div(tiling.pack.rows(call.seqlen_q), 1 << tiling.split.cluster_log2);
   const int64_t most = rows <= kFewRowsToCombine ? kMostFewRowsToCombine : kMostRowsToCombine;
   return rows * most_splits(c, call, tiling) <= most;

@@ -15,31 +15,29 @@ inline constexpr int64_t kFewSequences = 32, kFewWaves = 2;
 PackGqa most_packed(int64_t heads_per_kv_head, bool split = false);
 
 // Which query heads of a group share a tile: they read the same keys.
-PackGqa choose_pack(const ForwardConfig& config, const ForwardCall& call);
+PackGqa choose_pack(const Kernel& config, const ForwardCall& call);
 
 // The same of tiles that are split, or whole in a kernel for decoding: as many heads as save tiles,
 // or as one tile of such a kernel holds. The others are packs of their own, whose ranges lie side
 // by side: they read the same keys at the same time, as tiles in a row would not.
-PackGqa choose_split_pack(const ForwardConfig& config, const ForwardCall& call, int num_sms);
+PackGqa choose_split_pack(const Kernel& config, const ForwardCall& call, int num_sms);
 
 // Tiles that stay whole, with this pack and a scheduler for them on this many SMs.
-Tiling whole_tiles(const ForwardConfig& config, const ForwardCall& call, PackGqa pack, int num_sms);
+Tiling whole_tiles(const Kernel& config, const ForwardCall& call, PackGqa pack, int num_sms);
 
 // Tiles that are split for this many SMs, where that pays or is asked for (num_splits as in fa3.h);
 // else is_split() is false. They hold as many heads as they can.
-Tiling choose_split(const ForwardConfig& config, const ForwardCall& call, int num_splits,
-                    int num_sms);
+Tiling choose_split(const Kernel& config, const ForwardCall& call, int num_splits, int num_sms);
 
 // choose_split(), or whole tiles.
-Tiling choose_tiling(const ForwardConfig& config, const ForwardCall& call, int num_splits,
-                     int num_sms);
+Tiling choose_tiling(const Kernel& config, const ForwardCall& call, int num_splits, int num_sms);
 
 // Whether all tiles of varlen sequences have a CTA at once, in a kernel that finds them itself.
 // Then no list of tiles is made: none has to go first. Rows that no sequence owns come last.
-bool fits_one_wave(const ForwardConfig& config, const ForwardCall& call, PackGqa pack, int num_sms);
+bool fits_one_wave(const Kernel& config, const ForwardCall& call, PackGqa pack, int num_sms);
 
 // Whether few enough rows, of few enough splits, are combined that one CTA a tile does it sooner
 // than a kernel of its own.
-bool combines_in_kernel(const ForwardConfig& config, const ForwardCall& call, const Tiling& tiling);
+bool combines_in_kernel(const Kernel& config, const ForwardCall& call, const Tiling& tiling);
 
 }  // namespace fa3::hopper

@@ -25,7 +25,7 @@ struct TiledCall {
 // A tile that can split, and that suits the rows of a call, whatever its most keys are.
 Tile first_that_splits(const Request& r, int64_t rows) {
   return first_tile(r, [&](const Tile& tile) {
-    return tile.shape().can_split() && rows <= tile.last().limits.most_rows;
+    return tile.kernel().can_split() && rows <= tile.last().limits.most_rows;
   });
 }
 
@@ -34,13 +34,13 @@ Tile first_that_splits(const Request& r, int64_t rows) {
 Tile first_for_pages(const Request& r) {
   const bool splits = r.problem.batch_invariant && r.problem.num_splits > 1;
   const Tile first = splits ? first_that_splits(r, r.sizes.rows) : first_that_suits(r);
-  if (splits || !has_small_boxes(first.shape(), r.call)) return first;
+  if (splits || !has_small_boxes(first.kernel(), r.call)) return first;
   const Tile other = first_that_splits(r, r.sizes.rows);
   return other ? other : first;
 }
 
 TiledCall tiled(const Tile& tile, const Request& r) {
-  return {tile, choose_tiling(tile.shape(), r.call, r.problem.num_splits, r.num_sms)};
+  return {tile, choose_tiling(tile.kernel(), r.call, r.problem.num_splits, r.num_sms)};
 }
 
 // The head dims, the group, num_splits and the page size alone decide.
@@ -48,7 +48,7 @@ TiledCall choose_for_any_batch(const Request& r) {
   const Tile tile = first_for_pages(r);
   const bool splits = r.problem.num_splits > 1;
   const PackGqa pack = most_packed(r.problem.group(), splits);
-  if (!splits) return {tile, whole_tiles(tile.shape(), r.call, pack, r.num_sms)};
+  if (!splits) return {tile, whole_tiles(tile.kernel(), r.call, pack, r.num_sms)};
   return {tile, {pack, Scheduler::kFixedSplit, {.num_splits = r.problem.num_splits}}};
 }
 
@@ -56,30 +56,30 @@ TiledCall choose_for_any_batch(const Request& r) {
 // queries are dense. Equal tiles come in waves. Causal ones, longest first, take as long as the
 // longest, which sees all keys, or as all of them over the SMs, which see all but half of as many
 // as there are queries.
-double busiest_rows(const ForwardConfig& c, ForwardCall call, bool are_equal, int num_sms) {
+double busiest_rows(const Kernel& c, ForwardCall call, bool are_equal, int num_sms) {
   call.varlen = false;  // only keys are: count tiles as if they were not
-  const int64_t at_once = int64_t{num_sms} * c.ctas_per_sm;
+  const int64_t at_once = int64_t{num_sms} * c.shape.ctas_per_sm;
   const int64_t tiles = num_tiles(c, call, choose_pack(c, call));
-  const double rows_at_once = double(c.ctas_per_sm * c.block_m);
+  const double rows_at_once = double(c.shape.ctas_per_sm * c.shape.block_m);
   if (are_equal) return double(ceil_div(tiles, at_once)) * rows_at_once;
   const double seen = 1 - 0.5 * double(call.seqlen_q) / double(std::max(call.seqlen_k, 1));
   return std::max(seen * double(tiles) / double(at_once), 1.0) * rows_at_once;
 }
 
-bool have_same_columns(const ForwardConfig& a, const ForwardConfig& b) {
-  return a.head_dim == b.head_dim && a.head_dim_v == b.head_dim_v;
+bool have_same_columns(const Kernel& a, const Kernel& b) {
+  return a.shape.head_dim == b.shape.head_dim && a.shape.head_dim_v == b.shape.head_dim_v;
 }
 
 // Whether a smaller tile of the same columns occupies the SMs so much better that it is done first,
 // though each takes longer for its size. Under a window tiles are neither equal nor of known
 // lengths.
 bool fills_better(const Tile& other, const Tile& tile, const Request& r) {
-  const ForwardConfig& c = other.shape();
+  const Kernel& c = other.kernel();
   const bool alike = r.call.tiles_are_alike();
-  return have_same_columns(c, tile.shape()) && (alike || r.call.is_causal()) &&
+  return have_same_columns(c, tile.kernel()) && (alike || r.call.is_causal()) &&
          !r.call.lengths_q.varlen && c.consumers() > 1 &&
          busiest_rows(c, r.call, alike, r.num_sms) * other.last().row_cost <
-             busiest_rows(tile.shape(), r.call, alike, r.num_sms);
+             busiest_rows(tile.kernel(), r.call, alike, r.num_sms);
 }
 
 // Whether tiles of 64 rows come in stream-K ranges for two CTAs an SM, and a kernel is to combine
@@ -87,18 +87,18 @@ bool fills_better(const Tile& other, const Tile& tile, const Request& r) {
 // that is worth more than products of empty rows cost.
 bool prefers_wider_tile(const TiledCall& tiled, const Request& r) {
   const auto& [tile, tiling] = tiled;
-  return tile.shape().consumers() == 1 && !tile.shape().dequantizes() &&
+  return tile.kernel().consumers() == 1 && !tile.kernel().dequantizes() &&
          tiling.scheduler == Scheduler::kStreamK && tiling.split.ctas > r.num_sms &&
          tiling.pack.rows(r.call.seqlen_q) > kRowsPerWarpgroup / 2 &&
-         !combines_in_kernel(tile.shape(), r.call, tiling);
+         !combines_in_kernel(tile.kernel(), r.call, tiling);
 }
 
 TiledCall choose_for_size(const Request& r) {
   const TiledCall first = tiled(first_for_pages(r), r);
-  const ForwardConfig& c = first.tile.shape();
+  const Kernel& c = first.tile.kernel();
   if (prefers_wider_tile(first, r)) {
     const Tile wider = first_that_splits(r, INT64_MAX);
-    if (wider && have_same_columns(wider.shape(), c)) {
+    if (wider && have_same_columns(wider.kernel(), c)) {
       const TiledCall split = tiled(wider, r);
       if (split.tiling.is_split()) return split;
     }
@@ -111,26 +111,27 @@ TiledCall choose_for_size(const Request& r) {
   }
   const Tile& best = other && fills_better(other, first.tile, r) ? other : first.tile;
   if (best.begin == first.tile.begin && !first.tiling.is_split()) return first;
-  return {best, whole_tiles(best.shape(), r.call, choose_pack(best.shape(), r.call), r.num_sms)};
+  return {best, whole_tiles(best.kernel(), r.call, choose_pack(best.kernel(), r.call), r.num_sms)};
 }
 
 TiledCall choose_tile(const Request& r) {
   if (r.problem.batch_invariant) return choose_for_any_batch(r);
   TiledCall best = choose_for_size(r);
   if (!best.tiling.is_split() &&
-      fits_one_wave(best.tile.shape(), r.call, best.tiling.pack, r.num_sms)) {
+      fits_one_wave(best.tile.kernel(), r.call, best.tiling.pack, r.num_sms)) {
     best.tiling.scheduler = Scheduler::kDirect;
   }
   return best;
 }
 
 // How the form that only decodes would tile a call; whole tiles may hold other heads there.
-Tiling decoding_tiling(const ForwardConfig& c, const TiledCall& tiled, const Request& r) {
+Tiling decoding_tiling(const Kernel& c, const TiledCall& tiled, const Request& r) {
   Tiling tiling = tiled.tiling;
   if (!tiling.is_split()) {
     if (r.problem.batch_invariant || !r.call.varlen) return {};
     tiling = {choose_split_pack(c, r.call, r.num_sms), Scheduler::kDirect, {}};
-    if (num_split_tiles(c, r.call, tiling.pack) > kFewWaves * r.num_sms * c.ctas_per_sm) return {};
+    if (num_split_tiles(c, r.call, tiling.pack) > kFewWaves * r.num_sms * c.shape.ctas_per_sm)
+      return {};
   }
   tiling.split.opener_combines =
       tiling.is_split() && most_splits(c, r.call, tiling) <= kMostSplitsToOpener;
@@ -150,20 +151,20 @@ Choice choose_form(const TiledCall& tiled, const Request& r) {
 
 // Kernels that neither split tiles nor, but for those of e4m3, pack heads.
 bool has_whole_tiles(const Tile& tile) {
-  const ForwardConfig& c = tile.shape();
-  return c.e4m3 || c.continued || c.dropout || c.block_mask || !tile.last().built;
+  const Kernel& c = tile.kernel();
+  return c.e4m3() || c.continued() || c.dropout() || c.block_mask() || !tile.last().built;
 }
 
 }  // namespace
 
-PackGqa pack_of_whole_tiles(const ForwardConfig& c, const Request& r) {
+PackGqa pack_of_whole_tiles(const Kernel& c, const Request& r) {
   const Descales<const float>& q = r.problem.q_quantization.descale;
   const bool shared =
       q.data == nullptr || q.head_stride == 0 || q.heads_per_scale % r.problem.group() == 0;
-  return c.e4m3 && shared ? choose_pack(c, r.call) : PackGqa{};
+  return c.e4m3() && shared ? choose_pack(c, r.call) : PackGqa{};
 }
 
-bool can_decode(const ForwardConfig& c, const Request& r, const Tiling& tiling) {
+bool can_decode(const Kernel& c, const Request& r, const Tiling& tiling) {
   if (r.problem.softcap != 0.0f || has_other_rows(r.problem)) return false;
   const bool is_whole = tiling.scheduler == Scheduler::kDirect;
   if (!is_whole && tiling.scheduler != Scheduler::kStreamK) return false;

@@ -23,9 +23,9 @@ Choice select_tiles(const Request& r);
 
 // Query heads that share a tile of a kernel that never splits tiles: none but with e4m3, where they
 // must share their scales.
-PackGqa pack_of_whole_tiles(const ForwardConfig& config, const Request& r);
+PackGqa pack_of_whole_tiles(const Kernel& config, const Request& r);
 
 // Whether a kernel that does nothing but decode can do a call with this tiling.
-bool can_decode(const ForwardConfig& config, const Request& r, const Tiling& tiling);
+bool can_decode(const Kernel& config, const Request& r, const Tiling& tiling);
 
 }  // namespace fa3::hopper

@@ -17,7 +17,7 @@ namespace {
 // if TMA loads rows that lie side by side: all tiles of one sequence at once. They do not
 // dequantize e4m3 as fast, nor does cp.async load as fast: then all SMs read what is much.
 constexpr int64_t kLeastKeys = 512;
-int64_t many_bytes(const ForwardConfig& c) {  // of keys and values
+int64_t many_bytes(const Kernel& c) {  // of keys and values
   return int64_t{!c.dequantizes() ? 48 : decode_shape(c).overlaps_next_call() ? 32 : 16} << 20;
 }
 constexpr int64_t kLargestCluster = 16, kLargeCluster = 8, kSmallCluster = 2;
@@ -41,19 +41,19 @@ DecodeRows rows_for(const Problem& p) {
   const int64_t columns = std::max(p.head_dim, p.head_dim_v);
   const int64_t rows = most_packed(p.group(), true).rows(p.lengths_q.max);
   for (const Row& row : kForward) {
-    const ForwardConfig& c = row.kernel;
-    if (!c.is_single_sequence() || c.head_dim < columns || c.block_m < rows) continue;
+    const Kernel& c = row.kernel;
+    if (!c.is_single_sequence() || c.shape.head_dim < columns || c.shape.block_m < rows) continue;
     if (c.dequantizes() != p.has_float8() || row.built != (p.score == nullptr)) continue;
     const Row* const next = &row + 1;
-    const bool has_several = next->kernel.variant == Variant::kDecode &&
-                             next->kernel.head_dim == c.head_dim &&
-                             next->kernel.block_m == c.block_m;
+    const bool has_several = next->kernel.tiles == Tiles::kDecode &&
+                             next->kernel.shape.head_dim == c.shape.head_dim &&
+                             next->kernel.shape.block_m == c.shape.block_m;
     return {&row, has_several ? next : nullptr};
   }
   return {};
 }
 
-int64_t key_bytes(const ForwardConfig& c, const ForwardCall& call) {
+int64_t key_bytes(const Kernel& c, const ForwardCall& call) {
   const int64_t row_bytes = (call.k.columns + call.v.columns) * bytes_of(c.types().stored);
   return call.sequences * call.seqlen_k * call.k.heads * row_bytes;
 }
@@ -64,7 +64,7 @@ int64_t power_below(int64_t n) {
 
 // Clusters for each tile of one sequence; is_split() false: there are too many tiles, or too few
 // keys.
-Tiling split_single_sequence(const ForwardConfig& c, const ForwardCall& call, int num_sms) {
+Tiling split_single_sequence(const Kernel& c, const ForwardCall& call, int num_sms) {
   const PackGqa pack = most_packed(call.heads_per_kv_head, true);
   const int64_t tiles = num_split_tiles(c, call, pack), keys = call.seqlen_k;
   const int64_t bytes = key_bytes(c, call), all = power_below(num_sms);
@@ -73,9 +73,9 @@ Tiling split_single_sequence(const ForwardConfig& c, const ForwardCall& call, in
                        all <= tiles * kSmallCluster * kMostSplits;
   const int64_t ctas = is_much ? all : all / 2;
   if (keys < kLeastKeys || tiles > ctas) return {};
-  const bool are_many = tiles > kFewTiles || by_cp_async || c.head_dim_v > 128;
+  const bool are_many = tiles > kFewTiles || by_cp_async || c.shape.head_dim_v > 128;
   if (!c.dequantizes() && (tiles > kMostTiles || (are_many && bytes > kMostBytes))) return {};
-  const int64_t busy = int64_t(std::bit_ceil(uint64_t(ceil_div(keys, c.block_n))));
+  const int64_t busy = int64_t(std::bit_ceil(uint64_t(ceil_div(keys, c.shape.block_n))));
   int64_t ctas_of_tile = std::min(power_below(ctas / tiles), busy);
   int64_t cluster = std::min(ctas_of_tile, is_much ? kSmallCluster : kLargeCluster);
   // Where two CTAs share an SM, any group of them has room for sixteen.
@@ -105,7 +105,7 @@ Choice select_decode(const Request& r) {
     }
   }
   if (several == nullptr) return {};
-  const ForwardConfig& c = several->kernel;
+  const Kernel& c = several->kernel;
   // No stream-K kernel takes a score function.
   const bool has_other = r.problem.score == nullptr && !c.dequantizes();
   const bool reads_much = r.call.sequences == 1 || key_bytes(c, r.call) > kMostBytes;

@@ -11,11 +11,12 @@ namespace fa3::hopper {
 namespace {
 
 constexpr bool is_one_tile(const Row& a, const Row& b) {
-  const ForwardConfig &x = a.kernel, &y = b.kernel;
-  return x.head_dim == y.head_dim && x.head_dim_v == y.head_dim_v && x.block_m == y.block_m &&
-         x.block_n == y.block_n && x.e4m3 == y.e4m3 && x.transposes_v == y.transposes_v &&
-         x.dequantizes() == y.dequantizes() && x.continued == y.continued &&
-         x.dropout == y.dropout && x.block_mask == y.block_mask && a.built == b.built &&
+  const Kernel &x = a.kernel, &y = b.kernel;
+  return x.shape.head_dim == y.shape.head_dim && x.shape.head_dim_v == y.shape.head_dim_v &&
+         x.shape.block_m == y.shape.block_m && x.shape.block_n == y.shape.block_n &&
+         x.e4m3() == y.e4m3() && x.transposes_v() == y.transposes_v() &&
+         x.dequantizes() == y.dequantizes() && x.continued() == y.continued() &&
+         x.dropout() == y.dropout() && x.block_mask() == y.block_mask() && a.built == b.built &&
          a.score_kinds == b.score_kinds;
 }
 
@@ -65,8 +66,8 @@ bool serves(const Row& row, Needs needs) {
 }  // namespace
 
 const Row* Tile::stream_k() const {
-  const Row* const found = std::find_if(
-      begin, end, [](const Row& row) { return row.kernel.variant == Variant::kStreamK; });
+  const Row* const found =
+      std::find_if(begin, end, [](const Row& row) { return row.kernel.tiles == Tiles::kStreamK; });
   return found == end ? nullptr : found;
 }
 
@@ -75,10 +76,11 @@ std::span<const Tile> tiles() {
 }
 
 const Row* form_of(const Tile& tile, const Request& r, Needs more) {
-  const ForwardConfig& c = tile.shape();
-  if (c.head_dim < r.sizes.head_dim || c.head_dim_v < r.sizes.head_dim_v) return nullptr;
+  const Kernel& c = tile.kernel();
+  if (c.shape.head_dim < r.sizes.head_dim || c.shape.head_dim_v < r.sizes.head_dim_v)
+    return nullptr;
   for (const Row* row = tile.begin; row != tile.end; ++row) {
-    if (row->kernel.variant != Variant::kStreamK && serves(*row, r.needs | more)) return row;
+    if (row->kernel.tiles != Tiles::kStreamK && serves(*row, r.needs | more)) return row;
   }
   return nullptr;
 }
@@ -91,8 +93,8 @@ bool suits(const Tile& tile, const Request& r) {
   const auto& [least_keys, most_keys, most_rows, most_rows_of_key, more_tiles_than_ctas] =
       form_of(tile, r)->limits;
   const auto has_more_tiles = [&] {
-    const ForwardConfig& c = tile.shape();
-    return num_tiles(c, r.call, PackGqa{}) > int64_t{r.num_sms} * c.ctas_per_sm;
+    const Kernel& c = tile.kernel();
+    return num_tiles(c, r.call, PackGqa{}) > int64_t{r.num_sms} * c.shape.ctas_per_sm;
   };
   return r.sizes.longest >= least_keys && r.sizes.keys <= most_keys && r.sizes.rows <= most_rows &&
          (most_rows_of_key == INT64_MAX || rows_of_key(r.call) <= most_rows_of_key) &&

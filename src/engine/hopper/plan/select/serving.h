@@ -18,7 +18,7 @@ struct Tile {
   explicit operator bool() const { return begin != nullptr; }
   const Row& last() const { return end[-1]; }
   // Columns, blocks and stages, as the form for all masks and lengths has them.
-  const ForwardConfig& shape() const { return last().kernel; }
+  const Kernel& kernel() const { return last().kernel; }
   const Row* stream_k() const;  // the form that only decodes; null: there is none
 };
 

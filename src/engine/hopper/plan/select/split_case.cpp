@@ -19,8 +19,8 @@ constexpr double kKeyTime = 0.0035, kColumnTime = 36e-6;
 constexpr double kCombineTime = 6.5;
 constexpr double kPartialByteTime = 0.2e-6;
 
-double key_time(const ForwardConfig& c) {
-  return kKeyTime + kColumnTime * (c.head_dim + c.head_dim_v);
+double key_time(const Kernel& c) {
+  return kKeyTime + kColumnTime * (c.shape.head_dim + c.shape.head_dim_v);
 }
 
 // As many rows of KV blocks side by side as leave at least this share of the CTAs with a range.
@@ -33,29 +33,29 @@ int groups_log2(int64_t packs, int64_t ctas, double least_busy) {
 }  // namespace
 
 double SplitCase::block_time() const {
-  return c.block_n * key_time(c);
+  return c.shape.block_n * key_time(c);
 }
 double SplitCase::tile_time() const {
   return visible_keys * key_time(c);
 }
 double SplitCase::combine_time(int64_t partials) const {
-  const int64_t rows = std::min<int64_t>(c.block_m, pack.rows(call.seqlen_q));
+  const int64_t rows = std::min<int64_t>(c.shape.block_m, pack.rows(call.seqlen_q));
   const double partial_bytes = double(partials * rows * call.o.columns) * 2 * sizeof(float);
   return kCombineTime + partial_bytes * kPartialByteTime;
 }
 
-SplitCase split_case(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
+SplitCase split_case(const Kernel& c, const ForwardCall& call, PackGqa pack, int num_sms) {
   const SequenceTiles longest{.keys = {.count = call.seqlen_k}};
   const SplitKvSchedule schedule = split_kv_schedule(c, call, {.pack = pack});
   const int blocks = schedule.most_blocks(longest);
-  const int64_t most_ctas = int64_t{num_sms} * c.ctas_per_sm;
+  const int64_t most_ctas = int64_t{num_sms} * c.shape.ctas_per_sm;
   const int64_t tiles = std::min(num_tiles(c, call, pack), num_split_tiles(c, call, pack));
   return {c,
           call,
           pack,
           most_ctas,
           tiles,
-          std::min(call.seqlen_k, blocks * c.block_n),
+          std::min(call.seqlen_k, blocks * c.shape.block_n),
           may_decode(c, call) && fits_few_waves(c, call, pack, num_sms)};
 }
 
@@ -74,20 +74,20 @@ int choose_groups_log2(const SplitCase& s) {
   return together && spared > s.combine_time() ? all_busy : most;
 }
 
-bool fits_columns(const ForwardConfig& c, const ForwardCall& call) {
+bool fits_columns(const Kernel& c, const ForwardCall& call) {
   // A few hundred columns. NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
-  return 2 * (c.head_dim + c.head_dim_v) <= 3 * (call.q.columns + call.o.columns);
+  return 2 * (c.shape.head_dim + c.shape.head_dim_v) <= 3 * (call.q.columns + call.o.columns);
 }
 
-bool may_decode(const ForwardConfig& c, const ForwardCall& call) {
+bool may_decode(const Kernel& c, const ForwardCall& call) {
   const SplitKvSchedule schedule = split_kv_schedule(c, call, {});
   return c.consumers() > 1 && has_stream_k(c) && fits_columns(c, call) &&
-         call.sequences <= kFewSequences && call.seqlen_q <= c.block_m && call.softcap == 0 &&
+         call.sequences <= kFewSequences && call.seqlen_q <= c.shape.block_m && call.softcap == 0 &&
          schedule.is_simple() && hides_right_only(call.mask);
 }
 
-bool fits_few_waves(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
-  return num_split_tiles(c, call, pack) <= kFewWaves * num_sms * c.ctas_per_sm;
+bool fits_few_waves(const Kernel& c, const ForwardCall& call, PackGqa pack, int num_sms) {
+  return num_split_tiles(c, call, pack) <= kFewWaves * num_sms * c.shape.ctas_per_sm;
 }
 
 }  // namespace fa3::hopper

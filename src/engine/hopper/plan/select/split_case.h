@@ -10,7 +10,7 @@ namespace fa3::hopper {
 // A call whose tiles would be split for `most_ctas` resident CTAs, with these heads in each. Times
 // are microseconds.
 struct SplitCase {
-  const ForwardConfig& c;
+  const Kernel& c;
   const ForwardCall& call;
   PackGqa pack;
   int64_t most_ctas;
@@ -25,18 +25,18 @@ struct SplitCase {
   double combine_time() const { return combine_time(most_ctas); }
 };
 
-SplitCase split_case(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms);
+SplitCase split_case(const Kernel& c, const ForwardCall& call, PackGqa pack, int num_sms);
 
 // How many rows of KV blocks lie side by side.
 int choose_groups_log2(const SplitCase& s);
 
 // Whether tiles have not many more columns than tensors.
-bool fits_columns(const ForwardConfig& c, const ForwardCall& call);
+bool fits_columns(const Kernel& c, const ForwardCall& call);
 
 // Whether a kernel that does nothing but decode may take tiles of more than 64 rows, and whether
 // they are few enough for it.
-bool may_decode(const ForwardConfig& c, const ForwardCall& call);
-bool fits_few_waves(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms);
+bool may_decode(const Kernel& c, const ForwardCall& call);
+bool fits_few_waves(const Kernel& c, const ForwardCall& call, PackGqa pack, int num_sms);
 
 // The least share of the resident CTAs that must get a range.
 inline constexpr double kBusyRanges = 0.96;

@@ -20,17 +20,20 @@ TEST_F(ScoreProgram, LoadsAheadFromTheOnlyTensorOfKeys) {
   constexpr char kTwice[] =
       "return score + load_of_key<Half, 1>(kv_idx, h) + load_of_key<Half, 2>(kv_idx, q_idx);";
   const auto c =
-      scored_kernels(Scored::kAny, hopper::Variant::kGeneral, hopper::Element::kFp16).front();
+      scored_kernels(Scored::kAny, hopper::Tiles::kVarlen, hopper::Element::kFp16).front();
   const auto once = hopper::score_program(function_of(kOnce), c);
   const auto twice = hopper::score_program(function_of(kTwice), c);
   EXPECT_NE(once.text.find("#define FA3_SCORE_PAIRS 3\n"), std::string::npos);
   EXPECT_EQ(twice.text.find("FA3_SCORE_PAIRS"), std::string::npos);
   auto hides = function_of(kOnce);
   hides.may_hide = 1;
-  hopper::ForwardConfig unguarded = c;
-  unguarded.guarded = false;
-  EXPECT_NE(once.text.find(cuda::text_of(c)), std::string::npos);
-  EXPECT_NE(hopper::score_program(hides, c).text.find(cuda::text_of(unguarded)), std::string::npos);
+  const auto with_pairs = [&](bool may_hide) {
+    hopper::Kernel kernel = c;
+    kernel.captured = {hopper::Ahead::kPairs, may_hide};
+    return cuda::text_of(kernel);
+  };
+  EXPECT_NE(once.text.find(with_pairs(false)), std::string::npos);
+  EXPECT_NE(hopper::score_program(hides, c).text.find(with_pairs(true)), std::string::npos);
   std::string code;
   for (const auto* program : {&once, &twice}) {
     const Status status = cuda::find_code(*program, nullptr, &code);
@@ -48,7 +51,7 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     EXPECT_NE(program.text.find("#define FA3_SCORE_TILE 0\n"), std::string::npos);
     std::string code;
     const Status status = cuda::find_code(program, nullptr, &code);
-    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
   };
   const auto dense = [](const auto& row) {
     return row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
@@ -57,10 +60,11 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     return row.config.with(element, hopper::Variant::kGeneral);
   };
   for (const auto& kernel : scored_kernels(Scored::kAny)) {
-    EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.block_n != 80) << kernel.head_dim;
+    EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.shape.block_n != 80)
+        << kernel.shape.head_dim;
   }
-  for (const auto& kernel : scored_kernels(Scored::kListed)) {
-    EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.head_dim == 64);
+  for (const auto& kernel : scored_kernels(Scored::kListed, hopper::Tiles::kListed)) {
+    EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.shape.head_dim == 64);
   }
   for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
     EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.head_dim <= 128);
@@ -70,7 +74,7 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
       if (hopper::takes_captured_tile(kernel)) compiles(kernel);
     }
   };
-  constexpr auto kGeneral = hopper::Variant::kGeneral;
+  constexpr auto kGeneral = hopper::Tiles::kVarlen;
   compiles_if_tiles(scored_kernels(Scored::kAny));
   if (!is_quick()) {
     compiles_if_tiles(scored_kernels(Scored::kAny, kGeneral, hopper::Element::kFp16));
@@ -79,7 +83,7 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     EXPECT_TRUE(hopper::takes_captured_tile(kernel));
     compiles(kernel);
   }
-  compiles_if_tiles(scored_kernels(Scored::kListed));
+  compiles_if_tiles(scored_kernels(Scored::kListed, hopper::Tiles::kListed));
   for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
     if (row.config.head_dim != 128 && (is_quick() || row.config.head_dim > 128)) continue;
     compiles(dense(row));
@@ -108,19 +112,19 @@ TEST_F(ScoreProgram, BeginsWithWhatTheFunctionAdds) {
     return program.text.find(line) != std::string::npos;
   };
   EXPECT_TRUE(has(kAdds) && has(kOnce));
-  const auto compiles = [&](const hopper::ForwardConfig& config) {
+  const auto compiles = [&](const hopper::Kernel& config) {
     std::string code;
     const Status status = cuda::find_code(hopper::score_program(score, config, 0), nullptr, &code);
-    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
   };
-  constexpr auto kDense = hopper::Variant::kDense, kGeneral = hopper::Variant::kGeneral;
+  constexpr auto kDense = hopper::Tiles::kDense, kGeneral = hopper::Tiles::kVarlen;
   constexpr auto kFp16 = hopper::Element::kFp16;
   compiles(scored_kernels(Scored::kTiles, kGeneral, kFp16).front());
   if (!is_quick()) {
     compiles(scored_kernels(Scored::kAny, kDense, kFp16)[0]);
     compiles(scored_kernels(Scored::kAny, kDense, kFp16)[1]);
     score.may_hide = 1;
-    compiles(scored_kernels(Scored::kListed, kDense, kFp16).front());
+    compiles(scored_kernels(Scored::kListed, hopper::Tiles::kListed, kFp16).front());
   }
   bias.stride[0] = 0;  // heads share it
   EXPECT_TRUE(has(kAdds) && !has(kOnce));
@@ -147,12 +151,11 @@ TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
   constexpr char kKeyTerm[] =
       "const float x = load<float, 0>(h, kv_idx);\nreturn score + key_term(x);\n";
   // What a kernel is told, which compiles.
-  const auto told = [](const char* text, const hopper::ForwardConfig& kernel,
-                       bool compiles = true) {
+  const auto told = [](const char* text, const hopper::Kernel& kernel, bool compiles = true) {
     const auto program = hopper::score_program(function_of(text), kernel);
     std::string code, found;
     const Status status = compiles ? cuda::find_code(program, nullptr, &code) : Status{};
-    EXPECT_TRUE(status.ok()) << kernel.head_dim << ": " << status.message();
+    EXPECT_TRUE(status.ok()) << kernel.shape.head_dim << ": " << status.message();
     for (const char* name :
          {"ADDS", "LINEAR", "PIECEWISE_LINEAR", "RUN", "CLAMPED_RUN", "KEY_TERM"}) {
       const std::string line = std::string("#define FA3_SCORE_") + name + "\n";
@@ -160,7 +163,7 @@ TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
     }
     return found;
   };
-  constexpr auto kGeneral = hopper::Variant::kGeneral;
+  constexpr auto kGeneral = hopper::Tiles::kVarlen;
   for (const auto& kernel : tried_rows(scored_kernels(Scored::kPure))) {
     EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
     EXPECT_EQ(told(kRun, kernel), "ADDS RUN ");
@@ -173,17 +176,19 @@ TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
     EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
     EXPECT_EQ(told(kRun, kernel), "ADDS RUN ");
   }
-  for (const auto& kernel : tried_rows(scored_kernels(Scored::kListed))) {
+  for (const auto& kernel : tried_rows(scored_kernels(Scored::kListed, hopper::Tiles::kListed))) {
     EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
     EXPECT_EQ(told(kKeyTerm, kernel), "ADDS KEY_TERM ");
   }
   if (!is_quick()) {
-    for (const auto& kernel : scored_kernels(Scored::kListed, kGeneral)) {
+    for (const auto& kernel : scored_kernels(Scored::kListed, hopper::Tiles::kListedVarlen)) {
       EXPECT_EQ(told(kRun, kernel), "ADDS RUN ");
     }
   }
   // At 256 columns lines and terms of keys take a stage of keys and values from the pipeline.
-  const auto compiled = [](const auto& kernel) { return !is_quick() || kernel.head_dim == 256; };
+  const auto compiled = [](const auto& kernel) {
+    return !is_quick() || kernel.shape.head_dim == 256;
+  };
   for (const auto& kernel : scored_kernels(Scored::kAny, kGeneral)) {
     EXPECT_EQ(told(kTwoLines, kernel, compiled(kernel)), "ADDS PIECEWISE_LINEAR ");
     if (!is_quick()) EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
@@ -213,7 +218,7 @@ TEST_F(ScoreProgram, StoresTheGradientOfScores) {
     EXPECT_NE(program.text.find(kStores), std::string::npos);
     std::string code;
     const Status status = cuda::find_code(program, nullptr, &code);
-    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
     bias.stores_gradient = 0;
     EXPECT_EQ(hopper::score_program(score, config, 0).text.find(kStores), std::string::npos);
   }

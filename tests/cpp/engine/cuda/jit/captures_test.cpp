@@ -107,17 +107,15 @@ TEST(ScoreKeys, TellProgramsApart) {
     for (const auto e : {hopper::Element::kBf16, hopper::Element::kFp16}) {
       for (const auto v : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
         for (const int captured : {hopper::kNoTile, 0}) {
-          for (const Scored scored :
-               {Scored::kAny, Scored::kPure, Scored::kTiles, Scored::kListed}) {
-            for (const auto& kernel : scored_kernels(scored, v, e)) on_hopper(kernel, captured);
-          }
           const auto both = [&](const auto& row) { on_hopper(row.config.with(e, v), captured); };
           std::ranges::for_each(hopper::kBackwardTable, both);
           std::ranges::for_each(hopper::kMaskBackwardTable, both);
         }
       }
-      for (const auto& kernel : scored_kernels(Scored::kAny, hopper::Variant::kDecode, e)) {
-        on_hopper(kernel, hopper::kNoTile);
+      for (const hopper::Row& row : hopper::kForward) {
+        if (row.built) continue;
+        on_hopper(kernel_of(row, e), hopper::kNoTile);
+        if (!row.kernel.is_decode()) on_hopper(kernel_of(row, e), 0);
       }
       for (const ampere::KernelInstance& row : ampere::kForwardTable) {
         on_ampere(row.config.with(e).with_score_function(), {8, 0});

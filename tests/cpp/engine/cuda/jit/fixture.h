@@ -46,18 +46,18 @@ using ScoreProgram = CacheFolder;
 // captures nothing, and for one that loads tiles; over the lists of a block mask.
 enum class Scored { kAny, kPure, kTiles, kListed };
 
-inline std::vector<hopper::ForwardConfig> scored_kernels(
-    Scored scored, hopper::Variant variant = hopper::Variant::kDense,
+inline std::vector<hopper::Kernel> scored_kernels(
+    Scored scored, hopper::Tiles tiles = hopper::Tiles::kDense,
     hopper::Element element = hopper::Element::kBf16) {
   using cuda::Need;
-  std::vector<hopper::ForwardConfig> kernels;
+  std::vector<hopper::Kernel> kernels;
   for (const hopper::Row& row : hopper::kForward) {
     const cuda::Needs kinds = row.score_kinds;
-    const Scored found = row.kernel.block_mask          ? Scored::kListed
+    const Scored found = row.kernel.block_mask()        ? Scored::kListed
                          : kinds.has(Need::kScoreOther) ? Scored::kAny
                          : kinds.has(Need::kScorePure)  ? Scored::kPure
                                                         : Scored::kTiles;
-    if (!row.built && row.kernel.variant == variant && found == scored) {
+    if (!row.built && row.kernel.tiles == tiles && found == scored) {
       if (!kinds.has(Need::kScorePure) && kinds.has(Need::kScoreRun)) continue;  // as for kPure
       kernels.push_back(hopper::kernel_of(row, element));
     }
@@ -65,7 +65,15 @@ inline std::vector<hopper::ForwardConfig> scored_kernels(
   return kernels;
 }
 
-inline const hopper::ForwardConfig kSmall = scored_kernels(Scored::kAny).front();
+inline const hopper::Kernel kSmall = scored_kernels(Scored::kAny).front();
+
+inline int columns_of(const hopper::Kernel& kernel) {
+  return kernel.shape.head_dim;
+}
+template <class Config>
+int columns_of(const Config& config) {
+  return config.head_dim;
+}
 
 inline fa3_score_function function_of(const char* text) {
   fa3_score_function score{};

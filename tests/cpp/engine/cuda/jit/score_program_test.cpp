@@ -48,7 +48,7 @@ void expect_that_every_field_tells(const T& plain) {
 }
 
 TEST(ConfigText, tells_configs_apart_by_every_field) {
-  expect_that_every_field_tells(hopper::ForwardConfig{});
+  expect_that_every_field_tells(hopper::Kernel{});
   expect_that_every_field_tells(hopper::BackwardConfig{});
   expect_that_every_field_tells(ampere::ForwardConfig{});
   expect_that_every_field_tells(ampere::BackwardConfig{});
@@ -59,13 +59,13 @@ TEST(ConfigText, tells_configs_apart_by_every_field) {
 TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
-  for (const auto variant : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
+  for (const auto tiles : {hopper::Tiles::kDense, hopper::Tiles::kVarlen}) {
     for (const auto& config :
-         tried_rows(scored_kernels(Scored::kAny, variant, hopper::Element::kFp16))) {
+         tried_rows(scored_kernels(Scored::kAny, tiles, hopper::Element::kFp16))) {
       std::string code;
-      score.may_hide = variant == hopper::Variant::kGeneral;
+      score.may_hide = tiles == hopper::Tiles::kVarlen;
       const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
-      EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+      EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
       EXPECT_EQ(code.substr(1, 3), "ELF");
     }
     if (is_quick()) break;
@@ -75,7 +75,7 @@ TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
 TEST_F(ScoreProgram, CompilesForThreeWarpgroups) {
   FA3_SKIP_WITHOUT_NVRTC();
   const auto score = function_of("using namespace score; return tangent(score) * 3.0f;");
-  for (const auto& config : tried_rows(scored_kernels(Scored::kPure, hopper::Variant::kGeneral))) {
+  for (const auto& config : tried_rows(scored_kernels(Scored::kPure, hopper::Tiles::kVarlen))) {
     std::string code;
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << status.message();
@@ -91,7 +91,7 @@ TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
   const auto compiles = [&](const hopper::BackwardConfig& config) {
     std::string code;
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
-    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
     EXPECT_EQ(code.substr(1, 3), "ELF");
   };
   for (const hopper::BackwardInstance& row : tried_rows(hopper::kBackwardTable)) {
@@ -132,7 +132,7 @@ TEST_F(ScoreProgram, KeepsScoresThatGradientsName) {
   const auto compiles = [&](const auto& kept) {
     std::string code;
     const Status status = cuda::find_code(hopper::score_program(score, kept), nullptr, &code);
-    EXPECT_TRUE(status.ok()) << kept.head_dim << ": " << status.message();
+    EXPECT_TRUE(status.ok()) << columns_of(kept) << ": " << status.message();
   };
   for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
     if (row.config.splits_dkv()) continue;
@@ -149,10 +149,11 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
   std::string code;
   const auto compiles = [&](const auto& config) {
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
-    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
   };
-  for (const auto& kernel : tried_rows(scored_kernels(Scored::kListed))) compiles(kernel);
-  if (!is_quick()) compiles(scored_kernels(Scored::kListed, hopper::Variant::kGeneral).front());
+  for (const auto& kernel : tried_rows(scored_kernels(Scored::kListed, hopper::Tiles::kListed)))
+    compiles(kernel);
+  if (!is_quick()) compiles(scored_kernels(Scored::kListed, hopper::Tiles::kListedVarlen).front());
   score.gradients = "add<0>(gradient, h, q_idx);";
   for (const hopper::BackwardInstance& row : tried_rows(hopper::kMaskBackwardTable)) {
     const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
@@ -173,19 +174,18 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
 TEST_F(ScoreProgram, CompilesInDecodeKernels) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score + load_of_key<Bfloat, 0>(kv_idx, h) * q_idx + b;");
-  using hopper::Variant;
-  for (const auto variant : {Variant::kDecodeSingle, Variant::kDecode}) {
-    for (const auto& config : tried_rows(scored_kernels(Scored::kAny, variant))) {
+  for (const auto tiles : {hopper::Tiles::kDecodeSingle, hopper::Tiles::kDecode}) {
+    for (const auto& config : tried_rows(scored_kernels(Scored::kAny, tiles))) {
       std::string code;
       const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
-      EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+      EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
       EXPECT_EQ(code.substr(1, 3), "ELF");
     }
   }
   score = function_of("using namespace score; return tangent(score);");
   std::string code;
   const auto config =
-      scored_kernels(Scored::kAny, Variant::kDecode, hopper::Element::kFp16).front();
+      scored_kernels(Scored::kAny, hopper::Tiles::kDecode, hopper::Element::kFp16).front();
   const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
   EXPECT_TRUE(status.ok()) << status.message();
 }
@@ -203,7 +203,7 @@ TEST_F(ScoreProgram, CompilesOnTheAmpereEngineInEveryConfiguration) {
     std::string code;
     const Status status =
         cuda::find_code(ampere::score_program(score, config, gpu), nullptr, &code);
-    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
     EXPECT_EQ(code.substr(1, 3), "ELF");
   };
   for (const ampere::KernelInstance& row : ampere::kForwardTable) {

@@ -21,13 +21,13 @@ namespace {
 constexpr MaskRuleOf<int> kFull, kCausal{.right = 0};
 
 // Queries, keys, heads, heads of keys, sequences, mask.
-constexpr Shape kShapes[] = {
+constexpr CallShape kShapes[] = {
     {700, 300, 2, 2, 1, kFull}, {300, 500, 6, 2, 2, kCausal}, {900, 200, 3, 1, 1, kCausal},
     {1, 1, 1, 1, 1, kCausal},   {0, 150, 1, 1, 1, kFull},
 };
 
 // For the general kernels as well. The second has keys that no query sees, and blocks of them.
-constexpr Shape kWindows[] = {
+constexpr CallShape kWindows[] = {
     {700, 700, 3, 1, 1, {.left = 100, .right = 0}},
     {200, 900, 2, 2, 1, {.left = 130, .right = 70}},
     {900, 400, 2, 2, 2, {.left = 64}},
@@ -38,7 +38,7 @@ constexpr Shape kWindows[] = {
 };
 
 // Of block masks: query blocks that end in their first half; key blocks that nobody sees.
-constexpr Shape kListed[] = {
+constexpr CallShape kListed[] = {
     {900, 700, 4, 2, 2, kFull},
     {300, 1500, 6, 2, 1, kFull},
     {40, 60, 3, 3, 3, kFull},
@@ -48,10 +48,10 @@ constexpr Shape kListed[] = {
 constexpr int32_t kQueries[] = {0, 0, 300, 301, 301, 500, 513};
 constexpr int32_t kKeys[] = {0, 40, 340, 340, 400, 700, 717};
 constexpr int32_t kUsed[] = {0, 1, 300, 171};
-constexpr Shape kVarlen[] = {
-    Shape{300, 300, 3, 1, 6, kCausal}.with_packed(kQueries, kKeys),
-    Shape{200, 300, 2, 2, 4, {.left = 90}}.with_used(kUsed),
-    Shape{300, 300, 2, 2, 6, {.left = -20, .right = 150}}.with_packed(kQueries, kKeys),
+constexpr CallShape kVarlen[] = {
+    CallShape{300, 300, 3, 1, 6, kCausal}.with_packed(kQueries, kKeys),
+    CallShape{200, 300, 2, 2, 4, {.left = 90}}.with_used(kUsed),
+    CallShape{300, 300, 2, 2, 6, {.left = -20, .right = 150}}.with_packed(kQueries, kKeys),
 };
 
 // Of a pair either CTA may be far behind.
@@ -83,8 +83,8 @@ void all_work_is_done_once(const BackwardRun<C>& run) {
   }
 }
 template <BackwardConfig C>
-void all_work_is_done_once(std::span<const Shape> shapes, bool deterministic = false) {
-  for (const Shape& shape : shapes) {
+void all_work_is_done_once(std::span<const CallShape> shapes, bool deterministic = false) {
+  for (const CallShape& shape : shapes) {
     SCOPED_TRACE(std::to_string(shape.seqlen_q) + "x" + std::to_string(shape.seqlen_k));
     all_work_is_done_once(BackwardRun<C>(shape, deterministic));
     if (testing::Test::HasFailure()) return;
@@ -166,7 +166,7 @@ TEST(BackwardProtocol, capped_scores_are_worked_through_once_in_any_order) {
 TEST(BackwardProtocol, head_splits_add_up_dk_and_dv_once_in_any_order) {
   for_every_row<Variant::kDense>([]<BackwardConfig C>() {
     constexpr int kHeads = 230 / C.ctas();
-    constexpr Shape kSplit[] = {
+    constexpr CallShape kSplit[] = {
         {300, 500, 14, 2, 2, kCausal},
         {60, 60, 8 * kHeads, kHeads, 2, kCausal},
     };
@@ -179,7 +179,7 @@ TEST(BackwardProtocol, head_splits_add_up_dk_and_dv_once_in_any_order) {
 TEST(BackwardProtocol, few_key_blocks_are_split_and_add_up_dk_and_dv_once) {
   for_every_row<Variant::kDense>([]<BackwardConfig C>() {
     for (const MaskRuleOf<int>& mask : {MaskRuleOf<int>{}, kCausal}) {
-      const Shape shape{30 * C.block_m - 7, 30 * C.block_m - 100, 2, 2, 1, mask};
+      const CallShape shape{30 * C.block_m - 7, 30 * C.block_m - 100, 2, 2, 1, mask};
       const BackwardRun<C> split(shape, MainLaunch::kMaySplit, 132);
       EXPECT_GT(split.step_splits(), 1);
       all_work_is_done_once(split);

@@ -27,9 +27,9 @@ struct SplitRow {
 };
 
 // Rows of a tile that fills neither its last warp nor its tensor's columns.
-template <ForwardConfig C>
+template <Kernel C>
 class OpenerRun {
-  static constexpr int kRows = 20, kColumns = C.head_dim_v - 16, kWarps = 2;
+  static constexpr int kRows = 20, kColumns = C.shape.head_dim_v - 16, kWarps = 2;
 
  public:
   explicit OpenerRun(unsigned seed) : random_(seed), rows_(size_t(kRows)) {
@@ -115,7 +115,7 @@ class OpenerRun {
     work.place.partial = kOpener + kRanges;
     work.place.later_splits = kLaterSplits;
     const int lane = machine::own_lane();
-    float output[C.head_dim_v / 2] = {};
+    float output[C.shape.head_dim_v / 2] = {};
     RowState rows;
     const auto row_of = [&](int r) {
       return warp * kRowsPerWarp + lane / kQuadLanes + r * kRowDistance;
@@ -129,7 +129,7 @@ class OpenerRun {
       rows.ref[r] = is_nan ? 0 : lse + kRefAbove;
       rows.sum[r] = is_nan ? kNan : std::exp2(-kRefAbove) * float(1 + lane % kQuadLanes) / 10;
     }
-    for (int i = 0; i < C.head_dim_v / 2; ++i) {
+    for (int i = 0; i < C.shape.head_dim_v / 2; ++i) {
       const int row = row_of(fragment_row_index(i));
       if (row >= kRows || column_of(i) >= kColumns) continue;
       output[i] = rows_[size_t(row)][0].o[size_t(column_of(i))] * std::exp2(-kRefAbove);
@@ -140,7 +140,7 @@ class OpenerRun {
       if (row_of(r) < kRows) found_lse_[size_t(row_of(r))] = rows.ref[r] + std::log2(sum[r]);
       if (sum[r] == 0) sum[r] = 1;
     }
-    for (int i = 0; i < C.head_dim_v / 2; ++i) {
+    for (int i = 0; i < C.shape.head_dim_v / 2; ++i) {
       const int row = row_of(fragment_row_index(i));
       if (row >= kRows || column_of(i) >= kColumns) continue;
       found_[size_t(row)][size_t(column_of(i))] = output[i] / sum[fragment_row_index(i)];
@@ -157,7 +157,7 @@ class OpenerRun {
   std::vector<std::vector<float>> found_{kRows, std::vector<float>(kColumns, kNan)};
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 void expect_right_sums() {
   static_assert(C.combine() == CombineKind::kOpener);
   enum {

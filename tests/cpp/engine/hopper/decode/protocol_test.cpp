@@ -58,10 +58,10 @@ const DecodeCase kSeveral[] = {
 };
 
 // Pages whose boxes TMA does not copy, or a kernel that does without TMA.
-bool uses_cp_async(const ForwardConfig& c, const DecodeCase& shape) {
+bool uses_cp_async(const Kernel& c, const DecodeCase& shape) {
   const DecodeShape stages = decode_shape(c);
   const bool small = shape.page_size % stages.stage_keys != 0;
-  const bool in_boxes = shape.page_size % 16 == 0 && c.tiles().loaded_k.slabs() == 1;
+  const bool in_boxes = shape.page_size % 16 == 0 && c.tiles_in_smem().loaded_k.slabs() == 1;
   return !stages.may_use_tma || (small && !in_boxes);
 }
 
@@ -74,7 +74,7 @@ TYPED_TEST_SUITE(DecodeProtocol, RowsWith<kDecodes>);
 // at every pace.
 template <size_t Row, size_t Count>
 void expect_all_work_done(const DecodeCase (&cases)[Count]) {
-  constexpr ForwardConfig kKernel = kForward[Row].kernel;
+  constexpr Kernel kKernel = kForward[Row].kernel;
   const unsigned step = machine::by_effort(6, 3, 1);
   for (unsigned i = Row % step; i < Count; i += step) {
     const unsigned paces = machine::by_effort(1, 1, std::size(kPaces));
@@ -97,18 +97,19 @@ TYPED_TEST(DecodeProtocol, every_key_counts_once) {
 
 // ---- Broken protocols ----
 
-constexpr ForwardConfig kBroken = row_named("d64/64 8x256 decode single").kernel;
+constexpr Kernel kBroken = row_named("d64/64 8x256 decode single").kernel;
 const DecodeCase &kInCluster = kSingle[0], &kInParts = kSingle[2], &kInSmallPages = kSingle[6],
                  &kInOddPages = kSingle[7], &kInManyRanges = kSeveral[4];
 const std::string kLeft = "sent to a CTA that has left";  // because it did not wait for its rows
 
 // Every run must be found out with one of these complaints.
-template <Variant V>
+template <Tiles T>
 void expect_found(DecodeTrial trial, const std::vector<std::string>& complaints,
                   std::span<const Pace> paces = kPaces) {
   for (const Pace& pace : paces) {
     trial.pace = pace;
-    const DecodeRun<kBroken.with(Element::kBf16, V)> run(trial);
+    constexpr Kernel kKernel{.shape = kBroken.shape, .operands = kBroken.operands, .tiles = T};
+    const DecodeRun<kKernel> run(trial);
     const auto fits = [&](const std::string& c) { return run.problem().starts_with(c); };
     ASSERT_TRUE(std::any_of(complaints.begin(), complaints.end(), fits))
         << pace.name << ", said: '" << run.problem() << "'";
@@ -116,7 +117,7 @@ void expect_found(DecodeTrial trial, const std::vector<std::string>& complaints,
 }
 void expect_found(const DecodeTrial& trial, const std::vector<std::string>& complaints,
                   std::span<const Pace> paces = kPaces) {
-  expect_found<Variant::kDecodeSingle>(trial, complaints, paces);
+  expect_found<Tiles::kDecodeSingle>(trial, complaints, paces);
 }
 
 TEST(BrokenDecode, a_stage_is_refilled_before_all_lanes_have_read_it) {
@@ -140,8 +141,8 @@ TEST(BrokenDecode, a_warp_is_in_the_wrong_phase_of_its_stages) {
                {"read before it was filled", "deadlock"});
 }
 TEST(BrokenDecode, cleared_values_are_overwritten_by_tma_without_a_fence) {
-  expect_found<Variant::kDecode>({.shape = kInManyRanges, .fault = Fault::kNoFence},
-                                 {"no fence.proxy.async between the store of warp"});
+  expect_found<Tiles::kDecode>({.shape = kInManyRanges, .fault = Fault::kNoFence},
+                               {"no fence.proxy.async between the store of warp"});
 }
 TEST(BrokenDecode, rows_are_sent_to_a_cta_that_has_not_begun) {
   expect_found({.shape = kInCluster, .fault = Fault::kNoClusterWait}, {"barrier"},

@@ -26,12 +26,12 @@ const std::string kUnstored = "read from global memory before it was stored",
 // Two consumers that take turns, two slabs a stage.
 class BrokenProtocol : public testing::Test {
  protected:
-  static constexpr ForwardConfig kConfig{};
+  static constexpr Kernel kConfig{};
 
   // Every run must break off with one of these, and each of them must occur.
-  template <ForwardConfig C = kConfig>
+  template <Kernel C = kConfig>
   static void expect_found(Fault fault, const std::set<std::string>& complaints,
-                           std::span<const Shape> shapes = std::span(kShapes).first(2),
+                           std::span<const CallShape> shapes = std::span(kShapes).first(2),
                            std::span<const Pace> paces = kPaces, int barrier = 0) {
     const KernelOnTrial kernel = kernel_on_trial<C>();
     std::set<std::string> found;
@@ -85,8 +85,8 @@ TEST_F(BrokenProtocol, a_ping_pong_turn_passed_twice) {
 // The same without overlap, where K of a block is followed by its V.
 class BrokenSerialLoop : public BrokenProtocol {
  protected:
-  static constexpr ForwardConfig kSerial = row_named("d64/64 128x64 listed").kernel;
-  static_assert(!kSerial.overlaps);
+  static constexpr Kernel kSerial = row_named("d64/64 128x64 listed").kernel;
+  static_assert(!kSerial.shape.overlaps);
   static void expect_found(Fault fault, const std::set<std::string>& complaints) {
     BrokenProtocol::expect_found<kSerial>(fault, complaints, std::span(kListed).first(2));
   }
@@ -105,9 +105,8 @@ TEST_F(BrokenSerialLoop, a_lost_release) {
 // The same of keys that threads copy: the kernel of few queries, which has one consumer.
 class BrokenCpAsync : public BrokenProtocol {
  protected:
-  static constexpr ForwardConfig kGatherer =
-      ForwardConfig{.block_m = 64, .block_n = 64, .ping_pong = false, .may_split = true}.with(
-          Element::kBf16, Variant::kGeneral);
+  static constexpr Kernel kGatherer =
+      Kernel{.shape = {.block_m = 64, .block_n = 64, .ping_pong = false}, .tiles = Tiles::kSplit};
   static void expect_found(Fault fault, const std::set<std::string>& complaints) {
     BrokenProtocol::expect_found<kGatherer>(fault, complaints, kGathered);
   }
@@ -127,7 +126,7 @@ TEST_F(BrokenCpAsync, released_before_it_was_read) {
 // The same where the CTA that opens a tile combines its splits.
 class BrokenOpener : public BrokenProtocol {
  protected:
-  static constexpr ForwardConfig kOpener = row_named("d128/128 128x128 stream-K").kernel;
+  static constexpr Kernel kOpener = row_named("d128/128 128x128 stream-K").kernel;
   static_assert(kOpener.combine() == CombineKind::kOpener);
   static void expect_found(Fault fault, const std::set<std::string>& complaints) {
     BrokenProtocol::expect_found<kOpener>(fault, complaints, kOpened);
@@ -143,7 +142,7 @@ TEST_F(BrokenOpener, a_flag_tells_of_nothing) {
 // What only the next launch notices, where an opener waits before the others are done.
 TEST_F(BrokenOpener, flags_are_not_taken_back) {
   const KernelOnTrial kernel = kernel_on_trial<kOpener>();
-  for (const Shape& shape : kOpened) {
+  for (const CallShape& shape : kOpened) {
     int found = 0;
     for (const Pace& pace : kPaces) {
       Trial trial{.shape = shape, .pace = pace, .fault = Fault::kFlagLeftRaised};
@@ -157,7 +156,7 @@ TEST_F(BrokenOpener, flags_are_not_taken_back) {
 }
 
 // Of bf16 queries over a quantized cache, of a kernel whose warps do not meet for turns.
-constexpr ForwardConfig kFitter = row_named("cache d128/128 64x80 split").kernel;
+constexpr Kernel kFitter = row_named("cache d128/128 64x80 split").kernel;
 
 TEST_F(BrokenProtocol, queries_changed_without_a_fence) {
   expect_found<kFitter>(Fault::kNoQueryFence, {kUnfenced});
@@ -167,13 +166,13 @@ TEST_F(BrokenProtocol, queries_read_before_all_are_changed) {
 }
 
 // Of a kernel that transposes values where they lie.
-constexpr ForwardConfig kTransposer = row_named("e4m3 d128/128 128x128 rows of V").kernel;
+constexpr Kernel kTransposer = row_named("e4m3 d128/128 128x128 rows of V").kernel;
 
 TEST_F(BrokenProtocol, values_transposed_without_a_fence) {
   expect_found<kTransposer>(Fault::kNoFence, {kUnfenced});
 }
 TEST_F(BrokenProtocol, values_read_before_all_warps_have_transposed_theirs) {
-  static_assert(kTransposer.transposes_v);
+  static_assert(kTransposer.transposes_v());
   expect_found<kTransposer>(Fault::kNoNamedBarrier, {kUntold}, std::span(kShapes).first(2), kPaces,
                             int(NamedBarrier::kHelpers));
 }

@@ -45,11 +45,11 @@ using Values = std::vector<float>;
 
 // What a thread of kernel `C` makes of a tile: its rows' O, channel by channel. One thread has all
 // of a row's keys, and its quad what it has.
-template <ForwardConfig C>
+template <Kernel C>
 class Thread {
  public:
   Thread(const Weights (&weights)[kRowsPerThread], const std::vector<Values>& channels)
-      : weights_(weights), channels_(channels), blocks_(int(weights[0].size()) / C.block_n) {
+      : weights_(weights), channels_(channels), blocks_(int(weights[0].size()) / C.shape.block_n) {
     promoted_.start(blocks_ - 1);
     add_sum(blocks_ - 1);
     for (int block = blocks_ - 2; block >= 0; --block) {
@@ -91,19 +91,19 @@ class Thread {
   }
   void add_sum(int block) {
     for (int row = 0; row < kRowsPerThread; ++row) {
-      const float* const first = &weights_[row][size_t(block * C.block_n)];
-      rows_.sum[row] += std::accumulate(first, first + C.block_n, 0.0f) / float(kQuadLanes);
+      const float* const first = &weights_[row][size_t(block * C.shape.block_n)];
+      rows_.sum[row] += std::accumulate(first, first + C.shape.block_n, 0.0f) / float(kQuadLanes);
     }
   }
   void multiply(int block) {
     for (int row = 0; row < kRowsPerThread; ++row) {
-      const size_t first = size_t(block * C.block_n);
+      const size_t first = size_t(block * C.shape.block_n);
       std::vector<float> p;
-      for (int i = 0; i < C.block_n; ++i)
+      for (int i = 0; i < C.shape.block_n; ++i)
         p.push_back(test::rounded_to_e4m3(weights_[row][first + size_t(i)]));
       for (size_t channel = 0; channel < channels_.size(); ++channel) {
         float& o = output_[index(row, channel)];
-        const std::span values(&channels_[channel][first], size_t(C.block_n));
+        const std::span values(&channels_[channel][first], size_t(C.shape.block_n));
         o = float(test::e4m3_sum(assigns_ ? 0 : o, p, values));
       }
     }
@@ -130,15 +130,15 @@ std::vector<Values> random_channels(int keys) {
 }
 
 // In long calls the parts of O come to a close several times.
-template <ForwardConfig kConfig>
+template <Kernel kConfig>
 void check_kernel() {
   constexpr int kKeys = 36 * 128;
   const std::vector<Values> channels = random_channels(kKeys);
   for (const double lead : {6.0, 8.0, 10.0}) {
     const Weights rows[] = {ruled_by_last_key(kKeys, lead, 3), ordinary(kKeys, 4)};
     const Thread<kConfig> thread(rows, channels);
-    EXPECT_LT(thread.error(0), 0.03) << kConfig.head_dim << " columns, lead " << lead;
-    EXPECT_LT(thread.error(1), 0.01) << kConfig.head_dim << " columns";
+    EXPECT_LT(thread.error(0), 0.03) << kConfig.shape.head_dim << " columns, lead " << lead;
+    EXPECT_LT(thread.error(1), 0.01) << kConfig.shape.head_dim << " columns";
   }
   Weights one(kKeys);
   one.back() = kTop;

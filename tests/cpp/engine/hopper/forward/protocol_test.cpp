@@ -16,9 +16,9 @@ namespace fa3::hopper {
 namespace {
 
 // One of the warps that dequantize keys, copy them, or transpose values, too.
-std::vector<Pace> paces_of(const ForwardConfig& c) {
+std::vector<Pace> paces_of(const Kernel& c) {
   std::vector<Pace> paces(std::begin(kPaces), std::end(kPaces));
-  if (c.dequantizes() || c.may_use_cp_async() || c.transposes_v) {
+  if (c.dequantizes() || c.may_use_cp_async() || c.transposes_v()) {
     paces.push_back({.name = "slow helper", .weight = slow<2, 2>});
   }
   return paces;
@@ -42,7 +42,7 @@ TYPED_TEST_SUITE(GeneralProtocol, RowsWith<kIsGeneral>);
 
 template <class Number>
 class E4m3Protocol : public testing::Test {};
-constexpr auto kIsE4m3 = [](const Row& row) { return row.kernel.e4m3; };
+constexpr auto kIsE4m3 = [](const Row& row) { return row.kernel.e4m3(); };
 TYPED_TEST_SUITE(E4m3Protocol, RowsWith<kIsE4m3>);
 
 template <class Number>
@@ -54,19 +54,19 @@ TYPED_TEST_SUITE(CacheProtocol, RowsWith<kIsCache>);
 
 template <class Number>
 class StreamKProtocol : public testing::Test {};
-constexpr auto kIsStreamK = [](const Row& row) { return row.kernel.variant == Variant::kStreamK; };
+constexpr auto kIsStreamK = [](const Row& row) { return row.kernel.tiles == Tiles::kStreamK; };
 TYPED_TEST_SUITE(StreamKProtocol, RowsWith<kIsStreamK>);
 
 template <class Number>
-constexpr ForwardConfig kKernelOf = kForward[Number::kRow].kernel;
+constexpr Kernel kKernelOf = kForward[Number::kRow].kernel;
 
 // In quick runs each shape takes every other pace, and the next shape those between.
-void expect_all_work_done(const KernelOnTrial& kernel, std::span<const Shape> shapes,
+void expect_all_work_done(const KernelOnTrial& kernel, std::span<const CallShape> shapes,
                           bool heads_in_work = false) {
   const std::vector<Pace> paces = paces_of(kernel.config);
   const size_t step = machine::by_effort(2, 1, 1);
   for (size_t i = 0; i < shapes.size(); ++i) {
-    const Shape& shape = shapes[i];
+    const CallShape& shape = shapes[i];
     for (size_t p = i % step; p < paces.size(); p += step) {
       const Pace& pace = paces[p];
       for (unsigned seed = 0; seed < num_seeds(); ++seed) {
@@ -85,24 +85,24 @@ TYPED_TEST(Protocol, every_block_is_multiplied_once_whoever_is_slow) {
 }
 
 // A softcap is no question for the protocol: of capped kernels one shape is enough.
-template <ForwardConfig C>
-std::span<const Shape> some_of(std::span<const Shape> shapes) {
+template <Kernel C>
+std::span<const CallShape> some_of(std::span<const CallShape> shapes) {
   return C.capped() ? shapes.first(1) : shapes;
 }
 
 TYPED_TEST(GeneralProtocol, windows_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
   expect_all_work_done(kernel_on_trial<kKernel>(), some_of<kKernel>(kWindows));
 }
 
 TYPED_TEST(GeneralProtocol, sequences_of_any_length_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
   if (kKernel.capped()) GTEST_SKIP() << "the kernel without a softcap has these cases";
   expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
 }
 
 TYPED_TEST(GeneralProtocol, splits_of_tiles_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.can_split() && !kKernel.capped()) {
     expect_all_work_done(kernel_on_trial<kKernel>(), kCut);
   } else {
@@ -111,13 +111,13 @@ TYPED_TEST(GeneralProtocol, splits_of_tiles_are_multiplied_once_whoever_is_slow)
 }
 
 TYPED_TEST(GeneralProtocol, keys_in_pages_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
   if (kKernel.capped()) GTEST_SKIP() << "the kernel without a softcap has these cases";
   expect_all_work_done(kernel_on_trial<kKernel>(), kPaged);
 }
 
 TYPED_TEST(GeneralProtocol, keys_that_threads_copy_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.may_use_cp_async()) {
     expect_all_work_done(kernel_on_trial<kKernel>(), some_of<kKernel>(kGathered));
   } else {
@@ -130,7 +130,7 @@ TYPED_TEST(StreamKProtocol, every_block_is_multiplied_and_every_split_counted_on
 }
 
 TYPED_TEST(StreamKProtocol, tiles_of_more_rows_may_be_whole) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.combine() == CombineKind::kOpener) {
     expect_all_work_done(kernel_on_trial<kKernel>(), kDecodedByMoreRows);
   } else {
@@ -140,10 +140,10 @@ TYPED_TEST(StreamKProtocol, tiles_of_more_rows_may_be_whole) {
 
 // And again on the workspace as a launch leaves it, as a captured one does.
 TYPED_TEST(StreamKProtocol, the_cta_that_opens_a_tile_adds_every_split_once) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.combine() == CombineKind::kOpener) {
     const KernelOnTrial kernel = kernel_on_trial<kKernel>();
-    for (const Shape& shape : kOpened) {
+    for (const CallShape& shape : kOpened) {
       for (const Pace& pace : paces_of(kKernel)) {
         for (unsigned seed = 0; seed < num_seeds(); ++seed) {
           ForwardRun run(kernel, {.shape = shape, .seed = seed, .pace = pace, .replays = 1});
@@ -161,10 +161,10 @@ TYPED_TEST(StreamKProtocol, the_cta_that_opens_a_tile_adds_every_split_once) {
 
 // Where one CTA alone has room at a time, those that are waited for have been there before.
 TYPED_TEST(StreamKProtocol, the_cta_that_opens_a_tile_waits_for_none_that_starts_later) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.combine() == CombineKind::kOpener) {
     const KernelOnTrial kernel = kernel_on_trial<kKernel>();
-    for (const Shape& shape : kOpened) {
+    for (const CallShape& shape : kOpened) {
       Trial trial{.shape = shape};
       for (int cta = 0; cta < shape.split.ctas; ++cta) trial.order.push_back(cta);
       ForwardRun run(kernel, trial);
@@ -184,8 +184,8 @@ TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
 }
 
 TYPED_TEST(E4m3Protocol, tiles_wait_for_the_heads_that_the_kernel_before_still_makes) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
-  if (kKernel.transposes_v) GTEST_SKIP() << "this kernel makes of values what it needs";
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
+  if (kKernel.transposes_v()) GTEST_SKIP() << "this kernel makes of values what it needs";
   expect_all_work_done(kernel_on_trial<kKernel>(), kShapes, true);
 }
 
@@ -194,8 +194,8 @@ TYPED_TEST(E4m3Protocol, promotions_follow_each_other_whoever_is_slow) {
 }
 
 TYPED_TEST(CacheProtocol, every_block_is_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
-  using Shapes = std::span<const Shape>;
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
+  using Shapes = std::span<const CallShape>;
   if constexpr (kKernel.capped()) {
     expect_all_work_done(kernel_on_trial<kKernel>(), some_of<kKernel>(kWindows));
   } else {
@@ -207,7 +207,7 @@ TYPED_TEST(CacheProtocol, every_block_is_multiplied_once_whoever_is_slow) {
 }
 
 TYPED_TEST(E4m3Protocol, windows_and_other_lengths_are_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel = kKernelOf<TypeParam>;
+  constexpr Kernel kKernel = kKernelOf<TypeParam>;
   if constexpr (kKernel.general()) {
     expect_all_work_done(kernel_on_trial<kKernel>(), kWindows);
     expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
@@ -219,7 +219,7 @@ TYPED_TEST(E4m3Protocol, windows_and_other_lengths_are_multiplied_once_whoever_i
 
 // Blocks of keys begin where draws do.
 TEST(DropoutProtocol, every_block_is_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kKernel = row_named("d256/256 128x64 dropped varlen capped").kernel;
+  constexpr Kernel kKernel = row_named("d256/256 128x64 dropped varlen capped").kernel;
   expect_all_work_done(kernel_on_trial<kKernel>(), kShapes);
   expect_all_work_done(kernel_on_trial<kKernel>(), kWindows);
   expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
@@ -228,7 +228,7 @@ TEST(DropoutProtocol, every_block_is_multiplied_once_whoever_is_slow) {
 // Their epilogue reads and writes global memory alone.
 TEST(ContinuedProtocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done(kernel_on_trial<row_named("d128/128 192x80 continued").kernel>(), kShapes);
-  constexpr ForwardConfig kGeneral = row_named("d64/64 192x128 continued varlen").kernel;
+  constexpr Kernel kGeneral = row_named("d64/64 192x128 continued varlen").kernel;
   expect_all_work_done(kernel_on_trial<kGeneral>(), kWindows);
   expect_all_work_done(kernel_on_trial<kGeneral>(), kRagged);
 }
@@ -240,9 +240,9 @@ TEST(MaskProtocol, every_listed_block_is_multiplied_once_whoever_is_slow) {
 }
 
 TEST(MaskProtocol, listed_blocks_of_sequences_of_any_length_are_multiplied_once) {
-  constexpr ForwardConfig kNarrow = row_named("d64/64 128x64 listed varlen").kernel,
-                          kFew = row_named("d64/64 128x128 listed varlen").kernel,
-                          kWide = row_named("d128/128 128x128 listed varlen").kernel;
+  constexpr Kernel kNarrow = row_named("d64/64 128x64 listed varlen").kernel,
+                   kFew = row_named("d64/64 128x128 listed varlen").kernel,
+                   kWide = row_named("d128/128 128x128 listed varlen").kernel;
   expect_all_work_done(kernel_on_trial<kFew>(), kRagged);
   expect_all_work_done(kernel_on_trial<kNarrow>(), kRagged);
   expect_all_work_done(kernel_on_trial<kWide>(), kRagged);

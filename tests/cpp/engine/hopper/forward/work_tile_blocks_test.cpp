@@ -9,12 +9,11 @@ namespace fa3::hopper {
 namespace {
 
 TEST(WorkTileBlocks, steps_are_ordinary_where_rows_past_the_end_may_hold_anything) {
-  constexpr ForwardConfig kKernel =
-      ForwardConfig{.may_split = true}.with(Element::kBf16, Variant::kGeneral);
+  constexpr Kernel kKernel = Kernel{.tiles = Tiles::kSplit};
   constexpr int kRows = 96, kKeys = 4096;
   ForwardParams params{};
   params.seqlen_q = kRows;
-  params.q.columns = kKernel.head_dim;
+  params.q.columns = kKernel.shape.head_dim;
   const auto guarded = [&](int used) {
     const cuda::QueryRows queries{.count = kRows, .used = used};
     return WorkTileBlocks<kKernel>(params)
@@ -22,7 +21,7 @@ TEST(WorkTileBlocks, steps_are_ordinary_where_rows_past_the_end_may_hold_anythin
                .online_from > 0;
   };
   EXPECT_TRUE(guarded(kRows));  // neither listed nor split: the tensor ends here
-  params.schedule.block_n = kKernel.block_n;
+  params.schedule.block_n = kKernel.shape.block_n;
   EXPECT_TRUE(guarded(kRows));       // zeros behind the tensor's end
   EXPECT_FALSE(guarded(kRows - 1));  // a row that is not used
   params.seqlen_q = kRows + 1;

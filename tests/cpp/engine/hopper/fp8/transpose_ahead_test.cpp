@@ -19,11 +19,11 @@ namespace {
 
 using machine::Departure;
 
-struct Shape {
+struct CallShape {
   int sequences, kv_heads, keys, columns, ctas, first_heads, late_ctas;
 };
 
-constexpr Shape kShapes[] = {
+constexpr CallShape kShapes[] = {
     {.sequences = 2,
      .kv_heads = 3,
      .keys = 500,
@@ -56,7 +56,7 @@ constexpr Shape kShapes[] = {
 
 class AheadRun {
  public:
-  explicit AheadRun(const Shape& s) : shape_(s), heads_(s.sequences * s.kv_heads) {
+  explicit AheadRun(const CallShape& s) : shape_(s), heads_(s.sequences * s.kv_heads) {
     const int padded = (s.keys + kPreparedKeys - 1) / kPreparedKeys * kPreparedKeys;
     scales_.resize(size_t(heads_ * padded / kDescaleRows));
     largest_.resize(size_t(heads_));
@@ -140,7 +140,7 @@ class AheadRun {
     }
   }
 
-  const Shape shape_;
+  const CallShape shape_;
   const int heads_;
   char v_ = 0, transposed_ = 0;  // stand for tensors
   std::vector<KeyScales> scales_;
@@ -151,7 +151,7 @@ class AheadRun {
 };
 
 TEST(TransposeAhead, every_part_leaves_once_and_is_counted_behind) {
-  for (const Shape& shape : kShapes) {
+  for (const CallShape& shape : kShapes) {
     for (unsigned seed = 0; seed < 5; ++seed) {
       AheadRun run(shape);
       ASSERT_EQ(run.run(seed), "");

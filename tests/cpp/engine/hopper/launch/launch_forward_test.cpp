@@ -15,8 +15,7 @@ namespace {
 
 using test::g_cuda;
 
-constexpr ForwardConfig kConfig =
-    ForwardConfig{.may_split = true}.with(Element::kBf16, Variant::kGeneral);
+constexpr Kernel kConfig = Kernel{.tiles = Tiles::kSplit};
 constexpr int kSms = 132;
 
 void* address(int number) {
@@ -102,8 +101,8 @@ TEST(LaunchForward, of_one_call_follows_the_scheduler_of_its_plan) {
 }
 
 TEST(LaunchForward, leaves_a_combine_to_the_cta_that_opens_a_tile_or_to_a_kernel) {
-  constexpr ForwardConfig kOpener = row_named("d128/128 128x128 stream-K").kernel;
-  static_assert(kOpener.combine() == CombineKind::kOpener && kOpener.block_m == 128);
+  constexpr Kernel kOpener = row_named("d128/128 128x128 stream-K").kernel;
+  static_assert(kOpener.combine() == CombineKind::kOpener && kOpener.shape.block_m == 128);
   ForwardCall few = call();
   few.q.rows = few.o.rows = few.seqlen_q = 128;
   few.lengths_q = {.max = 128, .total = 256};
@@ -127,7 +126,7 @@ TEST(LaunchForward, leaves_a_combine_to_the_cta_that_opens_a_tile_or_to_a_kernel
 // It clears the counter before this launch, which may then start under its end.
 TEST(LaunchForward, of_e4m3_leaves_the_tile_counter_to_the_kernel_that_prepares_values) {
   ForwardPlan plan = planned({{}, Scheduler::kDynamicPersistent, {}});
-  plan.kernel.config.e4m3 = true;
+  plan.kernel.config.operands = Operands::kE4m3;
   EXPECT_NE(launched(plan).params.tile_counter, nullptr);
   EXPECT_EQ(g_cuda.memsets, 0);
 }

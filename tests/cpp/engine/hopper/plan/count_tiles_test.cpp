@@ -15,7 +15,7 @@ TEST(TileOrder, has_as_many_tiles_where_some_come_together) {
   p.batch = 6;
   p.mask = MaskRule{.right = 0};
   const ForwardCall call = call_of(p);
-  const ForwardConfig& c = chosen_kernel(p);
+  const Kernel& c = chosen_kernel(p);
   const TileOrder alone = tile_order(c, call, PackGqa{}, kSms);
   for (const TilesTogether together : {TilesTogether{2, 1}, {1, 3}, {2, 2}}) {
     const TileOrder groups = tile_order(c, call, PackGqa{}, kSms, together);
@@ -32,8 +32,8 @@ TEST(TileOrder, lists_go_longest_first_for_four_waves_of_ctas_or_more) {
   const auto tail_heads = [](int64_t keys, int64_t dim) {
     Problem p = plain(1, 2048 / dim, 2048 / dim, keys, keys, dim);
     p.block_mask.on = true;
-    const ForwardConfig& c = chosen_kernel(p);
-    EXPECT_EQ(c.ctas_per_sm, dim == 64 ? 2 : 1);
+    const Kernel& c = chosen_kernel(p);
+    EXPECT_EQ(c.shape.ctas_per_sm, dim == 64 ? 2 : 1);
     return tile_order(c, call_of(p), PackGqa{}, kSms).tail_heads;
   };
   EXPECT_EQ(tail_heads(4096, 128), 16);

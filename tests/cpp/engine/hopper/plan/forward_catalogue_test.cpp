@@ -5,7 +5,6 @@
 #include <string>
 
 #include "engine/hopper/catalogue.h"
-#include "engine/hopper/config/config_text.h"
 #include "engine/hopper/config/register_budget.h"
 #include "engine/hopper/instances/forward_entry.h"
 
@@ -20,14 +19,14 @@ std::string name_of(const Row& row) {
 TEST(ForwardCatalogue, every_row_fits_the_register_file_and_keeps_a_stage_to_load_into) {
   constexpr int kRegistersPerLaunchThreadQuad = 512;  // 64 K registers over 128 threads
   for (const Row& row : rows_with([](const Row& row) { return !row.kernel.is_decode(); })) {
-    const ForwardConfig& c = row.kernel;
+    const Kernel& c = row.kernel;
     const RegisterBudget budget = register_budget(c);
-    EXPECT_LE(c.ctas_per_sm * (budget.producer + c.consumers() * budget.consumer),
+    EXPECT_LE(c.shape.ctas_per_sm * (budget.producer + c.consumers() * budget.consumer),
               kRegistersPerLaunchThreadQuad)
         << name_of(row);
     EXPECT_LE(consumer_registers_used(c), budget.consumer) << name_of(row);
     // K of the next block beside V of this one, and one to load into.
-    EXPECT_GE(c.kv_stages, 3) << name_of(row);
+    EXPECT_GE(c.shape.kv_stages, 3) << name_of(row);
   }
 }
 
@@ -37,21 +36,24 @@ TEST(ForwardCatalogue, split_tiles_have_one_q_and_its_room_in_the_pipeline) {
     return is_plain(row) && row.kernel.general() && !row.kernel.capped();
   };
   for (const Row& row : rows_with(may_move)) {
-    const ForwardConfig& general = row.kernel;
+    const Kernel& general = row.kernel;
     const auto is_dense_form = [&](const Row& other) {
-      const ForwardConfig& c = other.kernel;
-      return is_plain(other) && c.variant == Variant::kDense && c.head_dim == general.head_dim &&
-             c.head_dim_v == general.head_dim_v && c.block_m == general.block_m &&
-             c.block_n == general.block_n;
+      const Kernel& c = other.kernel;
+      return is_plain(other) && c.tiles == Tiles::kDense &&
+             c.shape.head_dim == general.shape.head_dim &&
+             c.shape.head_dim_v == general.shape.head_dim_v &&
+             c.shape.block_m == general.shape.block_m && c.shape.block_n == general.shape.block_n;
     };
     for (const Row& other : rows_with(is_dense_form)) {
-      const ForwardConfig& dense = other.kernel;
-      const auto bytes = [](const ForwardConfig& c) {
-        return c.q_stages * c.tiles().q_bytes() + c.kv_stages * c.tiles().stage_bytes();
+      const Kernel& dense = other.kernel;
+      const auto bytes = [](const Kernel& c) {
+        return c.shape.q_stages * c.tiles_in_smem().q_bytes() +
+               c.shape.kv_stages * c.tiles_in_smem().stage_bytes();
       };
       EXPECT_EQ(bytes(general), bytes(dense)) << name_of(row);
-      EXPECT_EQ(general.q_stages, general.can_split() ? 1 : dense.q_stages) << name_of(row);
-      moved += general.q_stages != dense.q_stages;
+      EXPECT_EQ(general.shape.q_stages, general.can_split() ? 1 : dense.shape.q_stages)
+          << name_of(row);
+      moved += general.shape.q_stages != dense.shape.q_stages;
     }
   }
   EXPECT_EQ(moved, 2);
@@ -70,7 +72,7 @@ TEST(ForwardCatalogue, every_row_has_its_own_kernel) {
   for (const Row& row : kForward) {
     for (const Element element : {Element::kFp16, Element::kBf16}) {
       const ForwardKernel kernel = forward_kernel_at(row, element);
-      EXPECT_EQ(fields_of(kernel.config), fields_of(kernel_of(row, element))) << name_of(row);
+      EXPECT_TRUE(kernel.config == kernel_of(row, element)) << name_of(row);
       EXPECT_EQ(kernel.function != nullptr, row.built) << name_of(row);
       EXPECT_GT(kernel.smem_bytes, 0) << name_of(row);
     }

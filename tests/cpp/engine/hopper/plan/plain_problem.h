@@ -51,7 +51,7 @@ inline Choice chosen_for(const Problem& problem) {
   const ForwardCall call = call_of(problem);
   return select_tiles(request_of(problem, call, kSms));
 }
-inline const ForwardConfig& chosen_kernel(const Problem& problem) {
+inline const Kernel& chosen_kernel(const Problem& problem) {
   return chosen_for(problem).row->kernel;
 }
 

@@ -54,14 +54,14 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
 }
 
-constexpr ForwardConfig kDense = row_named("e4m3 d128/128 128x128").kernel,
-                        kGeneral = row_named("e4m3 d128/128 128x128 varlen capped").kernel,
-                        kTransposer = row_named("e4m3 d128/128 128x128 rows of V").kernel,
-                        kWide = row_named("e4m3 d256/256 128x128").kernel;
+constexpr Kernel kDense = row_named("e4m3 d128/128 128x128").kernel,
+                 kGeneral = row_named("e4m3 d128/128 128x128 varlen capped").kernel,
+                 kTransposer = row_named("e4m3 d128/128 128x128 rows of V").kernel,
+                 kWide = row_named("e4m3 d256/256 128x128").kernel;
 
-E4m3Plan planned_e4m3(Problem p, const ForwardConfig& dense = kDense) {
+E4m3Plan planned_e4m3(Problem p, const Kernel& dense = kDense) {
   p.dtype = DType::float8_e4m3;
-  const ForwardConfig& c = p.lengths_k.varlen ? kGeneral : dense;
+  const Kernel& c = p.lengths_k.varlen ? kGeneral : dense;
   const ForwardCall call = call_of(p);
   return plan_e4m3_launch({c, nullptr, 1024}, request_of(p, call, kSms),
                           whole_tiles(c, call, choose_pack(c, call), kSms));
@@ -128,13 +128,13 @@ TEST(PlanE4m3, transposes_all_heads_before_one_wave_of_tiles_or_tiles_of_a_list)
   EXPECT_EQ(planned_e4m3(small).forward.tiling.scheduler, Scheduler::kStaticPersistent);
 }
 
-int late_ctas(const Problem& p, const ForwardConfig& kernel = kDense) {
+int late_ctas(const Problem& p, const Kernel& kernel = kDense) {
   return planned_e4m3(p, kernel).order.late_ctas;
 }
 
 // Tiles that many rows share are long done with a head when the next one must be there.
 TEST(PlanE4m3, fewer_sms_transpose_ahead_of_tiles_the_more_rows_see_a_key) {
-  for (const ForwardConfig& kernel : {kDense, kWide}) {
+  for (const Kernel& kernel : {kDense, kWide}) {
     Problem causal = of_16k_tokens(1024), shared = of_16k_tokens(512);
     causal.mask.right = 0;
     shared.heads_k = 8;
@@ -144,7 +144,8 @@ TEST(PlanE4m3, fewer_sms_transpose_ahead_of_tiles_the_more_rows_see_a_key) {
     EXPECT_EQ(late_ctas(of_16k_tokens(4096), kernel), kSms / 16);
     causal.lengths_q.max = 512;  // of 1024 keys: the first half is seen by all
     causal.heads_k = 8;
-    EXPECT_EQ(late_ctas(causal, kernel), kSms * (kernel.head_dim == 256 ? 80 : 52) / (2 * 384));
+    EXPECT_EQ(late_ctas(causal, kernel),
+              kSms * (kernel.shape.head_dim == 256 ? 80 : 52) / (2 * 384));
   }
 }
 
@@ -198,9 +199,9 @@ TEST(PlanE4m3, a_kernel_transposes_v_itself_where_few_rows_see_a_key) {
     p.head_dim = p.head_dim_v = head_dim;
     if (causal) p.mask.right = 0;
     change(p);
-    const ForwardConfig& c = chosen_kernel(p);
-    EXPECT_GE(c.head_dim, head_dim);
-    return c.transposes_v;
+    const Kernel& c = chosen_kernel(p);
+    EXPECT_GE(c.shape.head_dim, head_dim);
+    return c.transposes_v();
   };
   const auto as_it_is = [](Problem&) {};
   EXPECT_TRUE(chooses_it(512, true, 128, as_it_is));

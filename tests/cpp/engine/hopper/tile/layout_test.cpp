@@ -15,15 +15,15 @@ namespace {
 std::vector<TileLayout> layouts() {
   std::vector<TileLayout> all;
   for (const Row& row : rows_with(is_plain)) {
-    const ForwardConfig& c = row.kernel;
-    all.push_back({c.block_m, c.head_dim});
-    all.push_back({c.block_n, c.head_dim});
-    all.push_back({c.block_n, c.head_dim_v});
-    all.push_back({c.block_m, c.head_dim_v});
+    const Kernel& c = row.kernel;
+    all.push_back({c.shape.block_m, c.shape.head_dim});
+    all.push_back({c.shape.block_n, c.shape.head_dim});
+    all.push_back({c.shape.block_n, c.shape.head_dim_v});
+    all.push_back({c.shape.block_m, c.shape.head_dim_v});
   }
-  for (const Row& row : rows_with([](const Row& row) { return row.kernel.e4m3; })) {
-    const ForwardConfig& c = row.kernel;
-    all.insert(all.end(), {c.tiles().q, c.tiles().k, c.tiles().v});
+  for (const Row& row : rows_with([](const Row& row) { return row.kernel.e4m3(); })) {
+    const Kernel& c = row.kernel;
+    all.insert(all.end(), {c.tiles_in_smem().q, c.tiles_in_smem().k, c.tiles_in_smem().v});
   }
   return all;
 }

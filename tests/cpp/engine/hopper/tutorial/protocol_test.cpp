@@ -22,12 +22,12 @@ constexpr int kHeadDim = 128, kBlockN = 128;
 using Forward = PlainForward<Element::kBf16, kHeadDim, kBlockN>;
 constexpr int kWarps = Forward::kThreads / kWarpSize;
 
-struct Shape {
+struct CallShape {
   int seqlen_q, seqlen_k, heads, kv_heads, batches;
   bool causal;
 };
 
-constexpr Shape kShapes[] = {
+constexpr CallShape kShapes[] = {
     {.seqlen_q = 300, .seqlen_k = 700, .heads = 2, .kv_heads = 2, .batches = 2, .causal = false},
     {.seqlen_q = 700, .seqlen_k = 700, .heads = 4, .kv_heads = 2, .batches = 1, .causal = true},
     {.seqlen_q = 50, .seqlen_k = 50, .heads = 1, .kv_heads = 1, .batches = 1, .causal = false},
@@ -36,7 +36,7 @@ constexpr Shape kShapes[] = {
 
 class PlainRun {
  public:
-  explicit PlainRun(const Shape& s) : shape_(s) {
+  explicit PlainRun(const CallShape& s) : shape_(s) {
     ForwardCall a;
     a.q = span(&q_, s.seqlen_q, s.heads);
     a.k = span(&k_, s.seqlen_k, s.kv_heads);
@@ -120,14 +120,14 @@ class PlainRun {
     return places;
   }
 
-  const Shape shape_;
+  const CallShape shape_;
   char q_ = 0, k_ = 0, v_ = 0;  // stand for tensors
   std::vector<unsigned char> o_;
   PlainParams params_{};
 };
 
 TEST(PlainProtocol, every_block_is_multiplied_once_whoever_is_slow) {
-  for (const Shape& shape : kShapes) {
+  for (const CallShape& shape : kShapes) {
     const PlainRun run(shape);
     for (const machine::Pace& pace : machine::kManyPaces) {
       for (int tile = 0; tile < run.tiles(); ++tile) {

@@ -19,7 +19,7 @@ struct AddedScore : ScaledScore {
         function{params.score.captures},
         inverse_scale(params.score.inverse_scale) {}
 
-  template <ForwardConfig C, int Count, class Work>
+  template <Kernel C, int Count, class Work>
   __device__ __forceinline__ void start_by_tile(float (&products)[Count], uint32_t tile,
                                                 unsigned warp, const ForwardParams& params,
                                                 const Work& work, int first_row,

@@ -65,8 +65,8 @@ struct DescaledValues {
   }
 };
 
-template <ForwardConfig C>
-requires(C.e4m3) struct ScoreHook<C> {
+template <Kernel C>
+requires(C.e4m3()) struct ScoreHook<C> {
   static constexpr int kGroups = consumer_tuning(C).scale_groups;
   static constexpr bool kLeanSums = consumer_tuning(C).lean_sums;
   using Type = std::conditional_t<C.capped(), CappedDescaledScore<kGroups>,

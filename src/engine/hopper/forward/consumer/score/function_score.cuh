@@ -8,7 +8,7 @@
 #include "engine/cuda/softmax/score_function.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/cuda/tile/rows.h"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/scheduler/work_tile.cuh"
@@ -68,7 +68,7 @@ __device__ __forceinline__ float score_at(const ScoreFunction& f, float score,
 
 // By a tile of captured elements in shared memory, 16 keys at a time, in the order of a product's
 // operand: scores[i] = score_of(f, i), where f has the thread's i-th element.
-template <ForwardConfig C, int Count, class ScoreOf>
+template <Kernel C, int Count, class ScoreOf>
 __device__ __forceinline__ void apply_tile(float (&scores)[Count], const ScoreFunction& function,
                                            uint32_t tile, unsigned warp, const ScoreOf& score_of) {
   constexpr tile::TileLayout kTile = C.captured_tile();
@@ -136,7 +136,7 @@ struct FunctionScore : ScaledScore {
     }
     apply<Count>(products, place, [](ScoreFunction&, int) {});
   }
-  template <ForwardConfig C, int Count, class Work>
+  template <Kernel C, int Count, class Work>
   __device__ __forceinline__ void prepare_by_tile(float (&products)[Count], uint32_t tile,
                                                   unsigned warp, const ForwardParams& params,
                                                   const Work& work, int first_row,

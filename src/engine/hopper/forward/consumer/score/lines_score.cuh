@@ -14,7 +14,7 @@ struct ScoreWithLines : AddedScore {
 
   // Finds the lines of the warp's rows. A row has two lanes, one of its first key and one of its
   // last. newest_key: the first one of the block that the tile visits first.
-  template <ForwardConfig C, class Lines, class Work>
+  template <Kernel C, class Lines, class Work>
   __device__ __forceinline__ void find(Lines* lines, KeySpan& meet, float* references,
                                        const ForwardParams& params, const Work& work, int first_row,
                                        int newest_key) const {
@@ -120,7 +120,7 @@ struct ScoreWithLines : AddedScore {
   }
 
   // The first and the last key that a row sees, or about that; lists are in no order.
-  template <ForwardConfig C, class Work>
+  template <Kernel C, class Work>
   __device__ __forceinline__ static KeySpan ends_of_row(const ForwardParams& params,
                                                         const Work& work, int query,
                                                         int newest_key) {
@@ -131,7 +131,7 @@ struct ScoreWithLines : AddedScore {
     } else if constexpr (kAddsTwoLines) {
       return {0, work.keys.count - 1};
     } else {
-      return {key_in_tile(work, 0), key_in_tile(work, newest_key) + C.block_n - 1};
+      return {key_in_tile(work, 0), key_in_tile(work, newest_key) + C.shape.block_n - 1};
     }
   }
 

@@ -8,13 +8,13 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 requires(C.dequantizes()) struct ScoreHook<C> {
   using Score = std::conditional_t<C.capped(), CappedScoreOf<ScaledSoftCap>, ScaledScore>;
-  using RowScaled =
-      std::conditional_t<C.capped(), RowScaledCappedScore<C.block_n>, RowScaledScore<C.block_n>>;
-  using Type =
-      std::conditional_t<C.types().rescales_queries(), RowScaled, ScoreOf16BitP<Score, C.block_n>>;
+  using RowScaled = std::conditional_t<C.capped(), RowScaledCappedScore<C.shape.block_n>,
+                                       RowScaledScore<C.shape.block_n>>;
+  using Type = std::conditional_t<C.types().rescales_queries(), RowScaled,
+                                  ScoreOf16BitP<Score, C.shape.block_n>>;
 
   static __device__ __forceinline__ Type make(const ForwardParams& params) {
     if constexpr (C.types().rescales_queries() && C.capped()) {

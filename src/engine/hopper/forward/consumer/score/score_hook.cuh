@@ -14,23 +14,24 @@
 namespace fa3::hopper {
 
 #ifdef FA3_SCORE_FUNCTION
-template <ForwardConfig C>
+template <Kernel C>
 struct ScoreHook {
   using Added = std::conditional_t<kAddsLines, ScoreWithLines, AddedScore>;
-  using Type = std::conditional_t<kAddsToScore,
-                                  ScoreOf16BitP<Added, C.block_n, consumer_tuning(C).headroom_log2>,
-                                  ScoreOf16BitP<FunctionScore, C.block_n>>;
+  using Type =
+      std::conditional_t<kAddsToScore,
+                         ScoreOf16BitP<Added, C.shape.block_n, consumer_tuning(C).headroom_log2>,
+                         ScoreOf16BitP<FunctionScore, C.shape.block_n>>;
 
   static __device__ __forceinline__ Type make(const ForwardParams& params) {
     return Type{std::conditional_t<kAddsToScore, Added, FunctionScore>(params)};
   }
 };
 #else
-template <ForwardConfig C>
+template <Kernel C>
 struct ScoreHook {
-  static_assert(!C.e4m3 && !C.dequantizes(), "the source of this kernel includes no score hook");
+  static_assert(!C.e4m3() && !C.dequantizes(), "the source of this kernel includes no score hook");
   using Score = std::conditional_t<C.capped(), CappedScore, ScaledScore>;
-  using Type = ScoreOf16BitP<Score, C.block_n, consumer_tuning(C).headroom_log2>;
+  using Type = ScoreOf16BitP<Score, C.shape.block_n, consumer_tuning(C).headroom_log2>;
 
   static __device__ __forceinline__ Type make(const ForwardParams& params) {
     if constexpr (C.capped()) {

@@ -30,7 +30,7 @@ class TileNumber {
   int next_ = 0;
 };
 
-template <ForwardConfig C, class Issuing = ThreadIssuer>
+template <Kernel C, class Issuing = ThreadIssuer>
 class DenseTiles {
  public:
   using Issuer = Issuing;
@@ -80,7 +80,7 @@ class DenseTiles {
   TileNumber<Issuer> number_;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct SchedulerOf<C, SchedulerKind::kDense> {
   using Type = DenseTiles<C>;
 };

@@ -7,14 +7,14 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 using TilesOfLists = std::conditional_t<C.general(), VarlenTiles<C>, DenseTiles<C>>;
 
-template <ForwardConfig C>
+template <Kernel C>
 class ListedTiles : public TilesOfLists<C> {
   using Base = TilesOfLists<C>;
   using Base::number, Base::params_;
-  static_assert(C.block_m == kMaskBlock && kMaskBlock % C.block_n == 0);
+  static_assert(C.shape.block_m == kMaskBlock && kMaskBlock % C.shape.block_n == 0);
 
  public:
   static constexpr bool kStartsEarly = true;  // while the last kernel that makes lists still runs
@@ -55,11 +55,11 @@ class ListedTiles : public TilesOfLists<C> {
   __device__ __forceinline__ void describe(WorkTileOf<C>& work, int m_block, int list,
                                            const cuda::QueryRows& queries,
                                            const KeyRows& keys) const {
-    constexpr int kSteps = kMaskBlock / C.block_n;  // of a block
+    constexpr int kSteps = kMaskBlock / C.shape.block_n;  // of a block
     const ListLength length = params_.lists.lengths[list];
     const int num_steps = length.count * kSteps, num_full = length.num_full * kSteps;
     work.num_blocks = num_steps;
-    work.first_row = m_block * C.block_m;
+    work.first_row = m_block * C.shape.block_m;
     work.queries = queries;
     work.keys = keys;
     work.first_key = 0;
@@ -84,11 +84,11 @@ class ListedTiles : public TilesOfLists<C> {
   __device__ __forceinline__ bool has_foreign_rows(const cuda::QueryRows& queries,
                                                    int first_row) const {
     return C.general() && !params_.q_is_clipped && queries.used < params_.seqlen_q &&
-           first_row + C.block_m > queries.used;
+           first_row + C.shape.block_m > queries.used;
   }
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct SchedulerOf<C, SchedulerKind::kListed> {
   using Type = ListedTiles<C>;
 };

@@ -10,7 +10,7 @@
 namespace fa3::hopper {
 
 // What is split is decided by the launch: the choice between the two is made here alone.
-template <ForwardConfig C>
+template <Kernel C>
 class SplitTiles {
   using Schedule = std::conditional_t<C.pairs_tiles(), PairedKvSchedule, SplitKvSchedule>;
   using Splits = TileSplits<C, SequenceWindow<Schedule>, KernelCombine, false>;
@@ -61,7 +61,7 @@ class SplitTiles {
   const WorkTileWriter<C> writer_;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct SchedulerOf<C, SchedulerKind::kSplit> {
   using Type = SplitTiles<C>;
 };

@@ -14,7 +14,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 class LastCtaCombine {
  public:
   using Smem = CombineTiles;
@@ -75,7 +75,7 @@ class OpenerCombine : public KernelCombine {
 
 // Tiles of few sequences, or splits of them, whose consumers find for themselves which blocks they
 // visit: a small call waits for its first block.
-template <ForwardConfig C>
+template <Kernel C>
 class StreamKTiles {
   static constexpr bool kLastCtaCombines = C.combine() == CombineKind::kLastCta;
   using Combine = std::conditional_t<kLastCtaCombines, LastCtaCombine<C>, OpenerCombine>;
@@ -95,7 +95,7 @@ class StreamKTiles {
   }
   __device__ __forceinline__ bool done() const { return splits_.done(); }
   __device__ __forceinline__ bool next(WorkTileOf<C>& work) {
-    if constexpr (C.guarded) {
+    if constexpr (C.guarded()) {
       for (unsigned char& count : work.fired_guards) count = 0;
     }
     return splits_.next(work);
@@ -116,7 +116,7 @@ class StreamKTiles {
   Splits splits_;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct SchedulerOf<C, SchedulerKind::kStreamK> {
   using Type = StreamKTiles<C>;
 };

@@ -14,14 +14,14 @@
 // runs (PDL). Next: producer.cuh.
 #pragma once
 
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 
-template <ForwardConfig C, SchedulerKind = C.scheduler()>
+template <Kernel C, SchedulerKind = C.scheduler()>
 struct SchedulerOf;
 
-template <ForwardConfig C>
+template <Kernel C>
 using TileScheduler = typename SchedulerOf<C>::Type;
 
 }  // namespace fa3::hopper

@@ -12,7 +12,7 @@ namespace fa3::hopper {
 // The splits of a CTA. Sequences: the warp's view of them (sequence_window.cuh). Combine: who
 // combines them (kernel_combine.cuh, stream_k_tiles.cuh). IsDecoding: the launch is as
 // SplitKvSchedule::for_decoding() says, and its tiles may be whole unless the last CTA combines.
-template <ForwardConfig C, class Sequences, class Combine, bool IsDecoding>
+template <Kernel C, class Sequences, class Combine, bool IsDecoding>
 class TileSplits {
   using Schedule = typename Sequences::Schedule;
 
@@ -39,10 +39,10 @@ class TileSplits {
     if (exists) {
       s.queries.pack = tile_split.pack;
       work.num_blocks = tile_split.blocks.count;
-      work.first_row = tile_split.m_block * C.block_m;
+      work.first_row = tile_split.m_block * C.shape.block_m;
       work.queries = s.queries;
       work.keys = s.keys;
-      work.first_key = tile_split.blocks.first * C.block_n;
+      work.first_key = tile_split.blocks.first * C.shape.block_n;
       work.place.partial = tile_split.partial;
       work.place.set_sequence(s.number, params_.e4m3.sequences);
       if constexpr (C.combine() == CombineKind::kOpener) {
@@ -64,8 +64,8 @@ class TileSplits {
     Schedule schedule{IsDecoding ? params.schedule.for_decoding(Combine::kTakesWholeTiles)
                                  : params.schedule};
     if constexpr (Schedule::kMayPair) schedule.pair_blocks = params.pair_blocks;
-    schedule.block_n = C.block_n;
-    schedule.sequences.block_m = C.block_m;
+    schedule.block_n = C.shape.block_n;
+    schedule.sequences.block_m = C.shape.block_m;
     return {schedule, Sequences(schedule, sequences.entries), Combine::range(params),
             int(gridDim.x)};
   }

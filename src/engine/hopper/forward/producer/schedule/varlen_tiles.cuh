@@ -6,7 +6,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C, class Issuing = ThreadIssuer>
+template <Kernel C, class Issuing = ThreadIssuer>
 class VarlenTiles : public DenseTiles<C, Issuing> {
   using Dense = DenseTiles<C, Issuing>;
 
@@ -44,7 +44,7 @@ class VarlenTiles : public DenseTiles<C, Issuing> {
   int num_metadata_tiles_ = 0;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 struct SchedulerOf<C, SchedulerKind::kVarlen> {
   using Type = VarlenTiles<C>;
 };

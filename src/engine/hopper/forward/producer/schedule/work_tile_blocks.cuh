@@ -9,7 +9,7 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
+template <Kernel C>
 class WorkTileBlocks {
   using Edge = decltype(WorkTileOf<C>::Blocks::edge);
 
@@ -47,8 +47,8 @@ class WorkTileBlocks {
     const auto blocks_under = [&](const MaskRuleOf<int>& rule) {
       const auto range = block_range(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
       const auto edge = Edge::of(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
-      return C.can_split() ? row_blocks_of_split(range, edge, C.block_n, most_blocks)
-                           : row_blocks(range, edge, C.block_n);
+      return C.can_split() ? row_blocks_of_split(range, edge, C.shape.block_n, most_blocks)
+                           : row_blocks(range, edge, C.shape.block_n);
     };
     auto blocks = C.can_split() && hides_right_only(mask()) ? blocks_under({.right = mask().right})
                                                             : blocks_under(mask());

@@ -10,7 +10,7 @@ namespace fa3::hopper {
 
 // Writes work tiles in shared memory, where they are read: the producer has no registers to spare
 // for them.
-template <ForwardConfig C>
+template <Kernel C>
 class WorkTileWriter : private WorkTileBlocks<C> {
   using WorkTileBlocks<C>::blocks_of, WorkTileBlocks<C>::mask, WorkTileBlocks<C>::params_,
       WorkTileBlocks<C>::paged;
@@ -23,12 +23,12 @@ class WorkTileWriter : private WorkTileBlocks<C> {
   __device__ __forceinline__ void write_tile(WorkTileOf<C>& work, int m_block,
                                              const cuda::QueryRows& queries,
                                              const KeyRows& keys) const {
-    const int first_row = m_block * C.block_m;
+    const int first_row = m_block * C.shape.block_m;
     int first_key =
         mask().keys_of(params_.output.pack.query(first_row), queries.used, keys.count).begin;
     // Boxes do not cross pages then, nor blocks the ranges of keys that share a scale or a draw.
-    if (C.e4m3 && first_key > keys.count) first_key = keys.count;
-    if (paged() || C.e4m3 || C.dropout) first_key -= first_key % C.block_n;
+    if (C.e4m3() && first_key > keys.count) first_key = keys.count;
+    if (paged() || C.e4m3() || C.dropout()) first_key -= first_key % C.shape.block_n;
     // TMA reads 16 bytes at multiples of 16, and pairs lie in a word.
     if constexpr (kLoadsTile || kLoadsPairs) first_key -= first_key % kCopyColumns;
     int num_blocks = 0;

@@ -30,8 +30,9 @@ class BackwardRun {
  public:
   static constexpr int kPlannedSms = LaunchedBackward<C>::kPlannedSms;
 
-  explicit BackwardRun(const Shape& s, bool deterministic = false) : launch_(s, deterministic) {}
-  BackwardRun(const Shape& s, MainLaunch main, int sms) : launch_(s, false, main, sms) {}
+  explicit BackwardRun(const CallShape& s, bool deterministic = false)
+      : launch_(s, deterministic) {}
+  BackwardRun(const CallShape& s, MainLaunch main, int sms) : launch_(s, false, main, sms) {}
 
   int tiles() const { return launch_.tiles; }
   int step_splits() const { return launch_.params.order.step_splits; }

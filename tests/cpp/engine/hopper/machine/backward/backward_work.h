@@ -125,7 +125,7 @@ class BackwardWorks {
 
  private:
   Work work_of_cluster(int tile) const {
-    const Shape& s = launch_.shape;
+    const CallShape& s = launch_.shape;
     if (!s.varlen()) {
       KeyBlockIndex at = launch_.params.order.at(tile);
       if (C.block_mask && !launch_.has_order()) {  // the longest list first

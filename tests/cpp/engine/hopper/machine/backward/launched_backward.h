@@ -25,7 +25,7 @@ class LaunchedBackward {
  public:
   static constexpr int kPlannedSms = C.persistent ? 2 : 132;
 
-  explicit LaunchedBackward(const Shape& s, bool deterministic = false,
+  explicit LaunchedBackward(const CallShape& s, bool deterministic = false,
                             MainLaunch main = MainLaunch::kWhole, int sms = kPlannedSms)
       : shape(s) {
     BackwardCall a;
@@ -64,7 +64,7 @@ class LaunchedBackward {
   // Whether additions to dQ have one. Persistent CTAs draw tiles from the first counter.
   bool has_order() const { return params.scratch.dq_semaphore && !C.persistent; }
 
-  Shape shape;
+  CallShape shape;
   BackwardParamsOf<C> params{};
   BlockMask mask;
   int tiles = 0;

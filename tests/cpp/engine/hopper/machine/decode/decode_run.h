@@ -71,7 +71,7 @@ class Stored {
   const std::vector<T> untouched_;
 };
 
-template <ForwardConfig C>
+template <Kernel C>
 class DecodeRun {
   using Stages = DecodeStages<C>;
 
@@ -81,7 +81,7 @@ class DecodeRun {
         shape_(trial_.shape),
         lse_(size_t(sequences() * shape_.heads * shape_.seqlen_q),
              std::bit_cast<float>(kNotStored)),
-        o_(lse_.memory.size() * C.head_dim_v, kNoOutput) {
+        o_(lse_.memory.size() * C.shape.head_dim_v, kNoOutput) {
     const ForwardPlan plan =
         plan_launch({C, nullptr, int(sizeof(DecodeSmem<C>))}, call(), tiling(), machine::kSms);
     workspace_.resize(size_t(plan.workspace.bytes), 0xff);  // NaN
@@ -127,13 +127,13 @@ class DecodeRun {
     for (int i = 0; shape_.page_size > 0 && i < entries(); ++i) pages_.push_back(entries() - 1 - i);
     const DecodeCase& s = shape_;
     ForwardCall a;
-    a.q = dense_span(&q_, sequences(), s.seqlen_q, s.heads, C.head_dim);
-    a.k = dense_span(&k_, entries(), rows_of_entry(), s.kv_heads, C.head_dim,
+    a.q = dense_span(&q_, sequences(), s.seqlen_q, s.heads, C.shape.head_dim);
+    a.k = dense_span(&k_, entries(), rows_of_entry(), s.kv_heads, C.shape.head_dim,
                      bytes_of(C.types().stored));
-    a.v = dense_span(&v_, entries(), rows_of_entry(), s.kv_heads, C.head_dim_v,
+    a.v = dense_span(&v_, entries(), rows_of_entry(), s.kv_heads, C.shape.head_dim_v,
                      bytes_of(C.types().stored));
-    a.o = dense_span(o_.memory.data(), sequences(), s.seqlen_q, s.heads, C.head_dim_v);
-    a.head_dim_v = C.head_dim_v;
+    a.o = dense_span(o_.memory.data(), sequences(), s.seqlen_q, s.heads, C.shape.head_dim_v);
+    a.head_dim_v = C.shape.head_dim_v;
     a.lse = {lse_.memory.data(), {int64_t{s.heads} * s.seqlen_q, s.seqlen_q, 1}};
     a.scale = 1;
     a.mask.right = s.right;
@@ -165,8 +165,8 @@ class DecodeRun {
     const int64_t rows = int64_t{entries()} * rows_of_entry();
     const int bytes = bytes_of(C.types().stored);
     setting.tensors = {
-        {&k_, kAddressOfK, rows, shape_.kv_heads, C.head_dim, bytes, rows_of_entry()},
-        {&v_, kAddressOfV, rows, shape_.kv_heads, C.head_dim_v, bytes, rows_of_entry()}};
+        {&k_, kAddressOfK, rows, shape_.kv_heads, C.shape.head_dim, bytes, rows_of_entry()},
+        {&v_, kAddressOfV, rows, shape_.kv_heads, C.shape.head_dim_v, bytes, rows_of_entry()}};
     using Smem = DecodeSmem<C>;
     constexpr size_t kArrived = offsetof(Smem, reduce) + offsetof(ClusterReduceSmem<C>, arrived);
     const size_t first = trial_.fault_is_in_cluster ? kArrived : offsetof(Smem, barriers);
@@ -226,8 +226,8 @@ class DecodeRun {
       complain("wrong keys: the LSE", place(), " is that of ", std::exp(lse), " of ", seen);
     }
     const size_t o_row = size_t((b * shape_.seqlen_q + row) * shape_.heads + head);
-    for (int column = 0; column < C.head_dim_v; ++column) {
-      const int times = o_.times[o_row * C.head_dim_v + size_t(column)];
+    for (int column = 0; column < C.shape.head_dim_v; ++column) {
+      const int times = o_.times[o_row * C.shape.head_dim_v + size_t(column)];
       if (times != 1) complain("stored ", times, " times: column ", column, " of O", place());
     }
   }
@@ -237,8 +237,8 @@ class DecodeRun {
     constexpr int kBytes = bytes_of(C.types().stored), kMatrixRows = 8, kMmaKeys = 16;
     constexpr int kPieceRows = 1024 / Stages::kK.row_bytes();
     constexpr int kOfK =
-        C.head_dim * kBytes / (kQuadLanes * tile::kChunkBytes) * (kPieceRows / kMatrixRows);
-    constexpr int kOfV = C.head_dim_v * kBytes / (2 * tile::kChunkBytes);
+        C.shape.head_dim * kBytes / (kQuadLanes * tile::kChunkBytes) * (kPieceRows / kMatrixRows);
+    constexpr int kOfV = C.shape.head_dim_v * kBytes / (2 * tile::kChunkBytes);
     std::map<std::tuple<const void*, int, int, int>, int> loads;
     for (const auto& of_warp : outcome.loads) {
       for (const machine::Content& c : of_warp) {

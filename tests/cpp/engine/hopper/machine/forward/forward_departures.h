@@ -34,8 +34,8 @@ class ForwardDepartures {
   void expect_rows_written(const std::vector<Work>& tiles, const machine::Outcome& outcome) const {
     std::set<const void*> expected;
     for (const Work& work : tiles) {
-      const int first = work.m_block * config_.block_m;
-      const int end = std::min(work.queries.count, first + config_.block_m);
+      const int first = work.m_block * config_.shape.block_m;
+      const int end = std::min(work.queries.count, first + config_.shape.block_m);
       for (int row = first; row < end; ++row) {
         if (row % kRowsPerWarp % kRowDistance != 0) continue;
         if (work.is_split() && !work.opens) {
@@ -56,7 +56,7 @@ class ForwardDepartures {
   void add_partial_row(const Work& work, int row, std::set<const void*>* expected) const {
     constexpr int kPieceColumnsApart = 8;
     const PartialOutput& to = launch_.params.partials;
-    const int64_t partial_row = to.row(work.partial, row % config_.block_m);
+    const int64_t partial_row = to.row(work.partial, row % config_.shape.block_m);
     ASSERT_FALSE(std::isnan(to.sums[partial_row].sum)) << "row " << row << " of a split";
     for (int column = 0; column < to.columns; column += kPieceColumnsApart) {
       expected->insert(&to.o[partial_row * to.columns + column]);
@@ -66,7 +66,7 @@ class ForwardDepartures {
   void add_row(const Work& work, int row, std::set<const void*>* expected) const {
     constexpr int kColumnsApart = 32;  // of a lane's stores
     const auto& [batch, head, begin, count, used] = work.queries;
-    const Shape& s = launch_.shape;
+    const CallShape& s = launch_.shape;
     const int64_t at = (int64_t{batch} * s.heads + head) * s.q_rows() + begin + row;
     const float lse = launch_.lse[size_t(at)];
     const bool extreme = is_extreme(launch_.trial.seed, work.m_block, head, batch);
@@ -74,8 +74,8 @@ class ForwardDepartures {
     if (work.opens) expect_all_keys_counted(work, row, lse);
     if (stages_rows()) return;
     const int64_t o_row = (int64_t{batch} * s.q_rows() + begin + row) * s.heads + head;
-    for (int column = 0; column < config_.head_dim_v; column += kColumnsApart) {
-      const int64_t element = o_row * config_.head_dim_v + column;
+    for (int column = 0; column < config_.shape.head_dim_v; column += kColumnsApart) {
+      const int64_t element = o_row * config_.shape.head_dim_v + column;
       expected->insert(&launch_.o[size_t(element) * bytes_of(config_.element)]);
     }
   }
@@ -92,13 +92,13 @@ class ForwardDepartures {
   // Where rows leave through shared memory: each warp's once, slab by slab or all together.
   void expect_rows_sent(const std::vector<Work>& tiles, const machine::Outcome& outcome) const {
     using Sent = std::tuple<int, int, int, int, int, int>;
-    const tile::TileLayout rows = config_.tiles().staged_o;
+    const tile::TileLayout rows = config_.tiles_in_smem().staged_o;
     const bool together = launch_.params.o_slabs_together;
     std::multiset<Sent> expected, sent;
     for (const Work& work : tiles) {
       const auto& [batch, head, begin, count, used] = work.queries;
       for (int warp = 0; warp < config_.consumer_warps(); ++warp) {
-        const int row = work.m_block * config_.block_m + warp * kRowsPerWarp;
+        const int row = work.m_block * config_.shape.block_m + warp * kRowsPerWarp;
         if (row >= count) continue;
         for (int slab = 0; slab < (together ? 1 : rows.slabs()); ++slab) {
           expected.emplace(launch_.first_consumer() + warp, begin + row, slab * rows.slab_columns(),
@@ -114,7 +114,7 @@ class ForwardDepartures {
   }
 
   const LaunchedForward& launch_;
-  const ForwardConfig& config_ = launch_.config;
+  const Kernel& config_ = launch_.config;
 };
 
 }  // namespace fa3::hopper

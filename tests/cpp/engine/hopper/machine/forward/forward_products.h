@@ -38,8 +38,10 @@ class ForwardProducts {
     }
     for (size_t i = 0; i < expected.size(); ++i) {
       SCOPED_TRACE("step " + std::to_string(i));
-      ASSERT_EQ(extent(scores[i]), extent_of(&launch_.k, config_.block_n, config_.head_dim));
-      ASSERT_EQ(extent(outputs[i]), extent_of(&launch_.v, config_.head_dim_v, config_.block_n));
+      ASSERT_EQ(extent(scores[i]),
+                extent_of(&launch_.k, config_.shape.block_n, config_.shape.head_dim));
+      ASSERT_EQ(extent(outputs[i]),
+                extent_of(&launch_.v, config_.shape.head_dim_v, config_.shape.block_n));
       ASSERT_EQ(key_block(scores[i]), value_block(outputs[i]));
       ASSERT_EQ(place(scores[i]), expected[i]);
     }
@@ -56,9 +58,9 @@ class ForwardProducts {
   }
 
   void add_expected(const Work& work, int warp, std::vector<Place>* expected) const {
-    const Shape& s = launch_.shape;
+    const CallShape& s = launch_.shape;
     const auto& [batch, head, begin, count, used] = work.queries;
-    const int query = begin + work.m_block * config_.block_m + warp * kRowsPerWarp;
+    const int query = begin + work.m_block * config_.shape.block_m + warp * kRowsPerWarp;
     // Pages follow each other in one long tensor here.
     const bool paged = s.page_size > 0;
     const int first_key = paged ? work.keys.batch * s.num_pages() * s.page_size : work.keys.begin;
@@ -90,8 +92,8 @@ class ForwardProducts {
         const int k = block == 0 ? 0 : 2 * block - 1;
         const int v = block == all - 1 ? 2 * block + 1 : 2 * block + 2;
         ASSERT_EQ(place(scores[i])[0], expected[i][0]);
-        ASSERT_EQ(scores[i].b.filling, k / config_.kv_stages + 1);
-        ASSERT_EQ(outputs[i].b.filling, v / config_.kv_stages + 1);
+        ASSERT_EQ(scores[i].b.filling, k / config_.shape.kv_stages + 1);
+        ASSERT_EQ(outputs[i].b.filling, v / config_.shape.kv_stages + 1);
       }
       before += in_tile;
     }
@@ -102,7 +104,7 @@ class ForwardProducts {
   }
   // In K's places: transposed values lie by sequence.
   std::tuple<int, int, int> value_block(const Product& p) const {
-    if (!config_.e4m3) return key_block(p);
+    if (!config_.e4m3()) return key_block(p);
     const int32_t* begins = launch_.shape.cu_k;
     if (begins == nullptr) return {p.b.column, p.b.head, p.b.batch};
     return {begins[p.b.batch] + p.b.column, p.b.head, 0};
@@ -110,7 +112,7 @@ class ForwardProducts {
   using Extent = std::tuple<const void*, int, int, int>;
   // Where the sum of outputs begins is value_block()'s.
   Extent extent(const Product& p) const {
-    const int column = config_.e4m3 && !p.scores() ? p.b.row : p.b.column;
+    const int column = config_.e4m3() && !p.scores() ? p.b.row : p.b.column;
     return {p.b.tensor, column, p.columns, p.depth};
   }
   static Extent extent_of(const void* tensor, int columns, int depth) {
@@ -119,7 +121,7 @@ class ForwardProducts {
 
   const LaunchedForward& launch_;
   const ForwardWorks& works_;
-  const ForwardConfig& config_ = launch_.config;
+  const Kernel& config_ = launch_.config;
 };
 
 }  // namespace fa3::hopper

@@ -88,7 +88,7 @@ class ForwardRun {
   machine::Setting setting() const {
     const Trial& trial = launch_.trial;
     machine::Setting setting{.seed = trial.seed,
-                             .neighbours = config_.ctas_per_sm,
+                             .neighbours = config_.shape.ctas_per_sm,
                              .pace = trial.pace,
                              .fault = trial.fault,
                              .kv = launch_.kernel.kv_pipeline,
@@ -101,7 +101,7 @@ class ForwardRun {
       setting.made = LaunchedForward::kParts;
     }
     const auto of_tile = [this](auto is, const Product& p) {
-      return is(launch_.trial.seed, p.a.row / config_.block_m, p.a.head, p.a.batch);
+      return is(launch_.trial.seed, p.a.row / config_.shape.block_m, p.a.head, p.a.batch);
     };
     const bool plain = !launch_.shape.varlen() && !launch_.shape.finds_own_tiles();
     setting.infinite = [plain, of_tile](const Product& p) {
@@ -114,7 +114,7 @@ class ForwardRun {
   }
 
   LaunchedForward launch_;
-  const ForwardConfig& config_ = launch_.config;
+  const Kernel& config_ = launch_.config;
   const int warps_ = config_.threads() / kWarpSize;
   ForwardWorks works_{launch_};
   ForwardProducts products_{launch_, works_};

@@ -61,23 +61,24 @@ class ForwardWorks {
 
   // The first key of a tile's or of a list's block, in its sequence.
   int key_of_block(const Work& work, int block) const {
-    if (config_.block_mask) {
+    if (config_.block_mask()) {
       return cuda::listed_key(launch_.params.lists.blocks_of(list_of(work)),
-                              block * config_.block_n);
+                              block * config_.shape.block_n);
     }
-    return first_key_of(work) + block * config_.block_n;
+    return first_key_of(work) + block * config_.shape.block_n;
   }
 
   int num_blocks_of(const Work& work, int warpgroup) const {
-    const int first_row = work.m_block * config_.block_m + warpgroup * kRowsPerWarpgroup;
+    const int first_row = work.m_block * config_.shape.block_m + warpgroup * kRowsPerWarpgroup;
     if (first_row >= work.queries.count) return 0;
-    if (config_.block_mask) {
-      return launch_.params.lists.lengths[list_of(work)].count * (kMaskBlock / config_.block_n);
+    if (config_.block_mask()) {
+      return launch_.params.lists.lengths[list_of(work)].count *
+             (kMaskBlock / config_.shape.block_n);
     }
     if (first_row >= work.queries.used) return 1;
     const int end = std::min(first_row + kRowsPerWarpgroup, work.queries.used);
     const auto range = block_range(shape_.mask, first_row, end, work.queries.used, work.keys.count);
-    return std::min(visited_blocks(range.from(first_key_of(work)), config_.block_n).end,
+    return std::min(visited_blocks(range.from(first_key_of(work)), config_.shape.block_n).end,
                     work.blocks.count);
   }
   // Of all warpgroups.
@@ -112,11 +113,11 @@ class ForwardWorks {
       sequence.queries.pack = index.pack;
       Work work{index.m_block, sequence.queries, sequence.keys};
       work.first_list = sequence.first_entry;
-      if (config_.block_mask) work.m_block = params.lists.lengths[list_of(work)].nth;
+      if (config_.block_mask()) work.m_block = params.lists.lengths[list_of(work)].nth;
       return work;
     }
     TileIndex index = params.order.tile(tile);
-    if (config_.block_mask) {
+    if (config_.block_mask()) {
       index.m_block = params.lists.ranked(index.batch, index.pack, index.m_block);
     }
     return {index.m_block,
@@ -133,17 +134,17 @@ class ForwardWorks {
 
   // The first key that a tile sees, in its sequence.
   int first_key_of(const Work& work) const {
-    const int first_row = work.m_block * config_.block_m;
-    if (shape_.finds_own_tiles()) return work.blocks.first * config_.block_n;
+    const int first_row = work.m_block * config_.shape.block_m;
+    if (shape_.finds_own_tiles()) return work.blocks.first * config_.shape.block_n;
     int first_key = shape_.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
-    if (config_.e4m3) first_key = std::min(first_key, work.keys.count);
-    const bool whole_blocks = shape_.page_size > 0 || config_.e4m3 || config_.dropout;
-    return whole_blocks ? first_key / config_.block_n * config_.block_n : first_key;
+    if (config_.e4m3()) first_key = std::min(first_key, work.keys.count);
+    const bool whole_blocks = shape_.page_size > 0 || config_.e4m3() || config_.dropout();
+    return whole_blocks ? first_key / config_.shape.block_n * config_.shape.block_n : first_key;
   }
 
   const LaunchedForward& launch_;
-  const ForwardConfig& config_ = launch_.config;
-  const Shape& shape_ = launch_.shape;
+  const Kernel& config_ = launch_.config;
+  const CallShape& shape_ = launch_.shape;
 };
 
 }  // namespace fa3::hopper

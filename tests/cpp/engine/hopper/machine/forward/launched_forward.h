@@ -24,7 +24,7 @@ using machine::Fault;
 using machine::Pace;
 
 struct Trial {
-  Shape shape;
+  CallShape shape;
   unsigned seed = 0;
   Pace pace;
   Fault fault = Fault::kNone;
@@ -41,18 +41,18 @@ class LaunchedForward {
   LaunchedForward(const KernelOnTrial& of, const Trial& given)
       : kernel(of),
         trial(given),
-        o(size_t(lse_count()) * config.head_dim_v * bytes_of(config.element)),
+        o(size_t(lse_count()) * config.shape.head_dim_v * bytes_of(config.element)),
         lse(size_t(lse_count()), std::nanf("")) {
     ForwardCall a = call();
     LaunchOperands operands;
-    if (config.e4m3) give_scales_and_transpose(&a, &operands);
+    if (config.e4m3()) give_scales_and_transpose(&a, &operands);
     const Tiling tiling = shape.finds_own_tiles() ? Tiling{{}, shape.scheduler, shape.split}
                                                   : whole_tiles(config, a, {}, machine::kSms);
     ForwardPlan plan = plan_launch({config, nullptr, kernel.smem_bytes}, a, tiling, machine::kSms);
     operands.v = plan.call.v;
     operands.o = plan.call.o;
     workspace_.resize(size_t(plan.workspace.bytes), 0xcd);
-    if (config.e4m3) follow_preparation(&plan);
+    if (config.e4m3()) follow_preparation(&plan);
     machine::on_launch = [this](const void*, dim3 grid, const void* launched, bool may_overlap) {
       blocks = int(grid.x), pdl = may_overlap;
       params = *static_cast<const ForwardParams*>(launched);
@@ -75,8 +75,8 @@ class LaunchedForward {
     const int64_t in_pages = int64_t{shape.batches} * shape.page_size * shape.num_pages();
     const int64_t rows = shape.page_size > 0 ? in_pages : int64_t{shape.entries()} * shape.k_rows();
     const int64_t rows_of_entry = shape.page_size > 0 ? in_pages : shape.k_rows();
-    return {{&k, kAddressOfK, rows, shape.kv_heads, config.head_dim, 2, rows_of_entry},
-            {&v, kAddressOfV, rows, shape.kv_heads, config.head_dim_v, 2, rows_of_entry}};
+    return {{&k, kAddressOfK, rows, shape.kv_heads, config.shape.head_dim, 2, rows_of_entry},
+            {&v, kAddressOfV, rows, shape.kv_heads, config.shape.head_dim_v, 2, rows_of_entry}};
   }
 
   // Counts what the kernel before makes of a head: V^T and scales of keys.
@@ -91,9 +91,9 @@ class LaunchedForward {
   static constexpr int kParts = 3;  // that the kernel before makes of a head
 
   const KernelOnTrial& kernel;
-  const ForwardConfig& config = kernel.config;
+  const Kernel& config = kernel.config;
   const Trial trial;
-  const Shape& shape = trial.shape;
+  const CallShape& shape = trial.shape;
   ForwardParams params{};
   int blocks = 0;  // of the grid
   bool pdl = false;
@@ -104,23 +104,23 @@ class LaunchedForward {
 
  private:
   ForwardCall call() {
-    const Shape& s = shape;
+    const CallShape& s = shape;
     ForwardCall a;
-    a.q = dense_span(&q, s.entries(), s.q_rows(), s.heads, config.head_dim);
-    a.k = dense_span(&k, s.entries(), s.k_rows(), s.kv_heads, config.head_dim);
-    a.v = dense_span(&v, s.entries(), s.k_rows(), s.kv_heads, config.head_dim_v);
-    a.o = dense_span(o.data(), s.entries(), s.q_rows(), s.heads, config.head_dim_v);
+    a.q = dense_span(&q, s.entries(), s.q_rows(), s.heads, config.shape.head_dim);
+    a.k = dense_span(&k, s.entries(), s.k_rows(), s.kv_heads, config.shape.head_dim);
+    a.v = dense_span(&v, s.entries(), s.k_rows(), s.kv_heads, config.shape.head_dim_v);
+    a.o = dense_span(o.data(), s.entries(), s.q_rows(), s.heads, config.shape.head_dim_v);
     if (s.page_size > 0) put_into_pages(&a);
     a.lse = {lse.data(), {int64_t{s.heads} * s.q_rows(), s.q_rows(), 1}};
     a.scale = 1;
     s.describe(a);
     a.heads_per_kv_head = s.heads / s.kv_heads;
-    if (config.block_mask) a.block_mask = map_.make(s, trial.seed);
+    if (config.block_mask()) a.block_mask = map_.make(s, trial.seed);
     a.cache_is_e5m2 = is_e5m2();
     return a;
   }
   void put_into_pages(ForwardCall* a) {
-    const Shape& s = shape;
+    const CallShape& s = shape;
     for (int i = 0; i < s.batches * s.num_pages(); ++i) pages_.push_back(i);
     a->places = {.page_table = pages_.data(),
                  .table_stride = s.num_pages(),
@@ -137,8 +137,9 @@ class LaunchedForward {
 
   // V^T has a row for each column, all of whose keys lie side by side.
   void give_scales_and_transpose(ForwardCall* a, LaunchOperands* operands) {
-    const Shape& s = shape;
-    if (!config.transposes_v) a->v = {&v, s.batches, config.head_dim_v, s.kv_heads, s.seqlen_k};
+    const CallShape& s = shape;
+    if (!config.transposes_v())
+      a->v = {&v, s.batches, config.shape.head_dim_v, s.kv_heads, s.seqlen_k};
     scales_.assign(size_t(s.batches) * size_t(s.kv_heads), 1.0f);
     operands->e4m3 = {.keys = &key_scales_,
                       .value_scales = scales_.data(),
@@ -160,7 +161,7 @@ class LaunchedForward {
     for (CUtensorMap* map : {&params.k_map, &params.v_map}) {
       machine::TensorMap known = machine::decoded(*map);
       known.page_rows = shape.page_size;
-      known.transposed_later = config.transposes_v && map == &params.v_map;
+      known.transposed_later = config.transposes_v() && map == &params.v_map;
       *map = machine::encoded(known);
     }
     if (shape.page_size == 0 && !shape.by_cp_async) params.cp_async.active = false;

@@ -14,7 +14,7 @@ namespace fa3::hopper {
 
 class RandomMap {
  public:
-  BlockMask make(const Shape& s, unsigned seed) {
+  BlockMask make(const CallShape& s, unsigned seed) {
     const auto blocks_of = [](int rows) { return int64_t{rows + kMaskBlock - 1} / kMaskBlock; };
     BlockMask mask{.on = true,
                    .query_blocks = blocks_of(s.seqlen_q),

@@ -11,7 +11,7 @@
 
 namespace fa3::hopper {
 
-struct Shape {
+struct CallShape {
   int seqlen_q, seqlen_k, heads, kv_heads, batches;
   MaskRuleOf<int> mask;
   // Packed sequences have batches + 1 of each; dense ones the used keys, batches of them.
@@ -26,34 +26,36 @@ struct Shape {
   bool by_cp_async = false;
 
   // The same in pages, in splits and so on.
-  constexpr Shape with_packed(const int32_t* queries, const int32_t* keys) const {
-    return with(&Shape::cu_q, queries).with(&Shape::cu_k, keys);
+  constexpr CallShape with_packed(const int32_t* queries, const int32_t* keys) const {
+    return with(&CallShape::cu_q, queries).with(&CallShape::cu_k, keys);
   }
-  constexpr Shape with_used(const int32_t* keys) const { return with(&Shape::used_k, keys); }
-  constexpr Shape in_pages(int rows) const { return with(&Shape::page_size, rows); }
-  constexpr Shape by_threads() const { return with(&Shape::by_cp_async, true); }
-  constexpr Shape direct() const { return with(&Shape::scheduler, Scheduler::kDirect); }
-  constexpr Shape stream_k(int ctas, int groups_log2 = 0) const {
-    return with(&Shape::scheduler, Scheduler::kStreamK)
-        .with(&Shape::split, {.ctas = ctas, .groups_log2 = groups_log2});
+  constexpr CallShape with_used(const int32_t* keys) const {
+    return with(&CallShape::used_k, keys);
   }
-  constexpr Shape opened() const {
-    Shape other = *this;
+  constexpr CallShape in_pages(int rows) const { return with(&CallShape::page_size, rows); }
+  constexpr CallShape by_threads() const { return with(&CallShape::by_cp_async, true); }
+  constexpr CallShape direct() const { return with(&CallShape::scheduler, Scheduler::kDirect); }
+  constexpr CallShape stream_k(int ctas, int groups_log2 = 0) const {
+    return with(&CallShape::scheduler, Scheduler::kStreamK)
+        .with(&CallShape::split, {.ctas = ctas, .groups_log2 = groups_log2});
+  }
+  constexpr CallShape opened() const {
+    CallShape other = *this;
     other.split.opener_combines = true;
     return other;
   }
-  constexpr Shape paired() const {
-    Shape other = *this;
+  constexpr CallShape paired() const {
+    CallShape other = *this;
     other.split.in_pairs = true;
     return other;
   }
-  constexpr Shape fixed_splits(int count) const {
-    return with(&Shape::scheduler, Scheduler::kFixedSplit)
-        .with(&Shape::split, {.num_splits = count});
+  constexpr CallShape fixed_splits(int count) const {
+    return with(&CallShape::scheduler, Scheduler::kFixedSplit)
+        .with(&CallShape::split, {.num_splits = count});
   }
   template <class T>
-  constexpr Shape with(T Shape::*field, std::type_identity_t<T> value) const {
-    Shape other = *this;
+  constexpr CallShape with(T CallShape::*field, std::type_identity_t<T> value) const {
+    CallShape other = *this;
     other.*field = value;
     return other;
   }

@@ -9,7 +9,7 @@
 
 #include "cuda_words.h"
 #include "engine/cuda/ptx/instructions.cuh"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/kernel.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/fence.cuh"

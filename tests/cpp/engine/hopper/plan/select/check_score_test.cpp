@@ -21,7 +21,7 @@ struct Scored : testing::Test {
   int decode_rows() const {
     const ForwardCall call = call_of(p);
     const Row* const row = select(request_of(p, call, kSms)).row;
-    return row != nullptr && row->kernel.is_decode() ? row->kernel.block_m : 0;
+    return row != nullptr && row->kernel.is_decode() ? row->kernel.shape.block_m : 0;
   }
   std::string refusal() const {
     const ForwardCall call = call_of(p);
@@ -96,9 +96,9 @@ TEST_F(Scored, beside_a_block_mask_a_step_is_a_block) {
     p.head_dim = p.head_dim_v = head_dim;
     const Row* const row = chosen_for(p).row;
     ASSERT_NE(row, nullptr) << head_dim;
-    EXPECT_TRUE(row->kernel.block_mask);
-    EXPECT_EQ(row->kernel.block_n, kMaskBlock);
-    EXPECT_EQ(row->kernel.head_dim, head_dim <= 64 ? 64 : 128);
+    EXPECT_TRUE(row->kernel.block_mask());
+    EXPECT_EQ(row->kernel.shape.block_n, kMaskBlock);
+    EXPECT_EQ(row->kernel.shape.head_dim, head_dim <= 64 ? 64 : 128);
   }
   p.head_dim = p.head_dim_v = 192;
   EXPECT_EQ(chosen_for(p).row, nullptr);

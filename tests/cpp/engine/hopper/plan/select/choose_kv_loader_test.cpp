@@ -24,15 +24,15 @@ TEST(PageBoxes, that_would_be_small_ask_for_another_kernel) {
   };
   EXPECT_EQ(chosen(128, 0).consumers(), 3);
   for (const int64_t page_size : {1, 16, 64, 256}) {
-    EXPECT_TRUE(chosen(128, page_size).may_split) << page_size;
-    EXPECT_TRUE(chosen(96, page_size).may_split) << page_size;
+    EXPECT_TRUE(chosen(128, page_size).can_split()) << page_size;
+    EXPECT_TRUE(chosen(96, page_size).can_split()) << page_size;
   }
-  EXPECT_TRUE(chosen(64, 16).may_split);
+  EXPECT_TRUE(chosen(64, 16).can_split());
   EXPECT_EQ(chosen(64, 256).consumers(), 3) << "boxes of 128 rows";
 }
 
 TEST(PageBoxes, divide_a_page_and_a_tile) {
-  constexpr ForwardConfig kConfig{.block_n = 80};
+  constexpr Kernel kConfig{.shape = {.block_n = 80}};
   const auto rows = [&](int64_t page_size, bool padded_left) {
     ForwardCall call;
     call.places.page_size = page_size;
@@ -48,13 +48,10 @@ TEST(PageBoxes, divide_a_page_and_a_tile) {
 }
 
 TEST(CpAsyncKeys, are_those_of_few_queries_or_of_pages_whose_boxes_are_small) {
-  constexpr ForwardConfig kMany =
-      ForwardConfig{.may_split = true}.with(Element::kBf16, Variant::kGeneral);
-  constexpr ForwardConfig kFew =
-      ForwardConfig{.block_m = 64, .block_n = 64, .may_split = true}.with(Element::kBf16,
-                                                                          Variant::kGeneral);
-  constexpr ForwardConfig kNotSplit = ForwardConfig{}.with(Element::kBf16, Variant::kGeneral);
-  const auto cp_async = [](const ForwardConfig& c, int64_t page_size, int columns = 128) {
+  constexpr Kernel kMany = Kernel{.tiles = Tiles::kSplit};
+  constexpr Kernel kFew = Kernel{.shape = {.block_m = 64, .block_n = 64}, .tiles = Tiles::kSplit};
+  constexpr Kernel kNotSplit = Kernel{.tiles = Tiles::kVarlen};
+  const auto cp_async = [](const Kernel& c, int64_t page_size, int columns = 128) {
     ForwardCall call;
     call.places.page_size = page_size;
     call.k = {nullptr, 10, page_size, 8, 128, page_size * 1024, 1024, 128};
@@ -76,8 +73,7 @@ TEST(CpAsyncKeys, are_those_of_few_queries_or_of_pages_whose_boxes_are_small) {
 
 // The place of a row is a 31-bit multiple of what divides the strides of rows and pages.
 TEST(CpAsyncKeys, rows_lie_at_multiples_of_a_unit_or_are_left_to_the_copy_engine) {
-  constexpr ForwardConfig kConfig =
-      ForwardConfig{.may_split = true}.with(Element::kBf16, Variant::kGeneral);
+  constexpr Kernel kConfig = Kernel{.tiles = Tiles::kSplit};
   ForwardCall call;
   call.places.page_size = 16;
   // Pages of heads of rows.

@@ -21,7 +21,7 @@ Problem causal(int64_t heads, int64_t queries, int64_t keys, int64_t dim = 128, 
 // Ranges of the tiles in pairs; 0: they are not in pairs.
 int ranges_of(const Problem& p) {
   const auto [row, tiling] = chosen_for(p);
-  EXPECT_TRUE(!tiling.is_split() || row->kernel.may_split);
+  EXPECT_TRUE(!tiling.is_split() || row->kernel.can_split());
   return tiling.split.in_pairs ? tiling.split.ctas : 0;
 }
 
@@ -93,7 +93,7 @@ TEST(TilesInPairs, have_whole_ranges_where_there_are_as_many) {
   const Problem p = causal(4, 4096, 4096);
   const ForwardCall call = call_of(p);
   const auto [row, tiling] = chosen_for(p);
-  const ForwardConfig& c = row->kernel;
+  const Kernel& c = row->kernel;
   EXPECT_EQ(pair_blocks(c, call, tiling), 34);  // the longest and the shortest tile have 33
   EXPECT_EQ(most_splits(c, call, tiling), 3);
   Tiling all = tiling;
@@ -105,8 +105,8 @@ TEST(TilesInPairs, have_whole_ranges_where_there_are_as_many) {
   ForwardCall varlen = call;
   varlen.varlen = true;
   EXPECT_EQ(pair_blocks(c, varlen, tiling), 0);
-  ForwardConfig few_rows = c;
-  few_rows.block_m = kRowsPerWarpgroup;
+  Kernel few_rows = c;
+  few_rows.shape.block_m = kRowsPerWarpgroup;
   EXPECT_EQ(pair_blocks(few_rows, call, tiling), 0);
 }
 
@@ -122,7 +122,7 @@ TEST(TilesInPairs, have_ranges_of_equal_length) {
           const auto [row, tiling] = chosen_for(p);
           if (!tiling.split.in_pairs) continue;
           ++found;
-          const ForwardConfig& c = row->kernel;
+          const Kernel& c = row->kernel;
           const PairedKvSchedule schedule{split_kv_schedule(c, call, tiling),
                                           pair_blocks(c, call, tiling)};
           const SequenceTiles s = schedule.sequence(0);

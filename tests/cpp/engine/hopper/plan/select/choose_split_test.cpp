@@ -13,7 +13,7 @@ namespace fa3::hopper {
 namespace {
 
 TEST(PackGqa, share_a_tile_where_that_saves_tiles_or_masked_work) {
-  constexpr ForwardConfig kConfig{.block_m = 128};
+  constexpr Kernel kConfig{};
   const auto packed = [&](int64_t queries, int group, bool causal) {
     ForwardCall call;
     call.q.batches = 1;
@@ -45,7 +45,7 @@ TEST(SplitKv, splits_few_queries_and_leaves_many_alone) {
   decode.seqlen_k = 8192;
   decode.mask.right = 0;
   const auto split = [&](const ForwardCall& call, int num_splits, int block_m = 64) {
-    const ForwardConfig config{.block_m = block_m, .block_n = 64, .may_split = true};
+    const Kernel config{.shape = {.block_m = block_m, .block_n = 64}, .tiles = Tiles::kSplit};
     return choose_split(config, call, num_splits, kSms);
   };
   const Tiling shared = split(decode, 0);
@@ -102,7 +102,7 @@ TEST(SplitKv, is_made_where_it_pays) {
     EXPECT_EQ(chosen_for(p).tiling.is_split(), m.split)
         << m.heads << " heads of " << m.dim << ", " << m.queries << " queries, " << m.keys
         << " keys";
-    EXPECT_TRUE(!m.split || chosen_kernel(p).may_split);
+    EXPECT_TRUE(!m.split || chosen_kernel(p).can_split());
   }
 }
 
@@ -136,9 +136,10 @@ TEST(SplitKv, evens_out_lengths_that_are_unknown) {
   const auto choice = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
     const Problem p = several_tokens(batch, queries, keys, dim);
     const Tiling tiling = chosen_for(p).tiling;
-    const ForwardConfig& c = chosen_kernel(p);
-    return Chosen{c.block_m, tiling.pack.heads(), tiling.split.groups_log2, tiling.is_split(),
-                  cp_async_keys(c.with(c.element, Variant::kGeneral), call_of(p)).active};
+    Kernel c = chosen_kernel(p);
+    c.tiles = Tiles::kSplit;
+    return Chosen{c.shape.block_m, tiling.pack.heads(), tiling.split.groups_log2, tiling.is_split(),
+                  cp_async_keys(c, call_of(p)).active};
   };
   EXPECT_EQ(choice(32, 16, 8192), (Chosen{128, 8, 3, true, false}));
   EXPECT_EQ(choice(32, 24, 8192), (Chosen{128, 4, 2, true, false}));  // 96 rows twice, not 192

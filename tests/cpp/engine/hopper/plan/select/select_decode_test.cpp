@@ -19,9 +19,9 @@ Decoded decoded(const Problem& p) {
   const ForwardCall call = call_of(p);
   const auto [row, tiling] = select_decode(request_of(p, call, kSms));
   if (row == nullptr) return {};
-  const ForwardConfig& c = row->kernel;
+  const Kernel& c = row->kernel;
   EXPECT_EQ(c.dequantizes(), p.has_float8());
-  return {c.head_dim, c.block_m, c.is_single_sequence(), tiling.split.ctas,
+  return {c.shape.head_dim, c.shape.block_m, c.is_single_sequence(), tiling.split.ctas,
           1 << tiling.split.cluster_log2};
 }
 

@@ -14,7 +14,7 @@ TEST(SelectStreamK, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
     Problem p = decoding(4, 8192);
     p.lengths_k.varlen = true;
     change(p);
-    return chosen_kernel(p).variant == Variant::kStreamK;
+    return chosen_kernel(p).tiles == Tiles::kStreamK;
   };
   EXPECT_TRUE(always_splits([](Problem&) {}));
   EXPECT_TRUE(always_splits([](Problem& p) { p.batch = 32; }));
@@ -46,8 +46,8 @@ TEST(SelectStreamK, has_a_kernel_of_its_own_for_more_queries_of_few_sequences) {
     Problem p = several_tokens(8, 16, 1024, 128);
     change(p);
     const auto [row, tiling] = chosen_for(p);
-    if (row->kernel.variant != Variant::kStreamK) return Scheduler::kVarlenMetadata;
-    EXPECT_EQ(row->kernel.block_m, 128);
+    if (row->kernel.tiles != Tiles::kStreamK) return Scheduler::kVarlenMetadata;
+    EXPECT_EQ(row->kernel.shape.block_m, 128);
     return tiling.scheduler;
   };
   constexpr auto kWhole = Scheduler::kDirect, kSplit = Scheduler::kStreamK,
@@ -81,7 +81,7 @@ TEST(SelectStreamK, leaves_few_splits_a_tile_to_the_cta_that_opens_it) {
   const auto opens = [](int64_t batch, int64_t keys, int64_t dim = 128) {
     const Problem p = several_tokens(batch, 16, keys, dim);
     const auto [row, tiling] = chosen_for(p);
-    EXPECT_EQ(row->kernel.variant, Variant::kStreamK);
+    EXPECT_EQ(row->kernel.tiles, Tiles::kStreamK);
     EXPECT_TRUE(tiling.is_split());
     return tiling.split.opener_combines;
   };
@@ -97,10 +97,10 @@ TEST(SelectStreamK, has_kernels_of_its_own_for_quantized_caches) {
     Problem p = decoding(4, 8192);
     p.head_dim = p.head_dim_v = dim;
     p.kv_dtype = DType::float8_e4m3;
-    const ForwardConfig& c = chosen_kernel(p);
-    EXPECT_EQ(c.variant, Variant::kStreamK) << dim;
+    const Kernel& c = chosen_kernel(p);
+    EXPECT_EQ(c.tiles, Tiles::kStreamK) << dim;
     EXPECT_TRUE(c.dequantizes()) << dim;
-    EXPECT_EQ(c.head_dim, dim);
+    EXPECT_EQ(c.shape.head_dim, dim);
   }
 }
 

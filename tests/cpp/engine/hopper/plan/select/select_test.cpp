@@ -36,10 +36,11 @@ void for_each_size(Visitor&& visit) {
 }
 
 bool holds(const Tile& tile, const Sizes& sizes) {
-  return tile.shape().head_dim >= sizes.head_dim && tile.shape().head_dim_v >= sizes.head_dim_v;
+  return tile.kernel().shape.head_dim >= sizes.head_dim &&
+         tile.kernel().shape.head_dim_v >= sizes.head_dim_v;
 }
 int columns(const Tile& tile) {
-  return tile.shape().head_dim + tile.shape().head_dim_v;
+  return tile.kernel().shape.head_dim + tile.kernel().shape.head_dim_v;
 }
 
 TEST(Select, gives_the_narrowest_tile_that_holds_the_heads_and_suits_the_sizes) {
@@ -63,7 +64,7 @@ TEST(Select, gives_short_keys_smaller_tiles) {
     const Tile tile = plain.tile(sizes);
     if (!tile) return;
     sizes.keys = sizes.longest = 100000;
-    EXPECT_LE(tile.shape().block_m, plain.tile(sizes).shape().block_m);
+    EXPECT_LE(tile.kernel().shape.block_m, plain.tile(sizes).kernel().shape.block_m);
   });
 }
 
@@ -72,7 +73,7 @@ TEST(Select, gives_groups_of_short_sequences_several_ctas_an_sm) {
   const Sized plain;
   for (const int64_t d : {64, 128}) {
     const auto ctas_per_sm = [&](int64_t keys, int64_t rows) {
-      return plain.tile({d, d, keys, keys, rows}).shape().ctas_per_sm;
+      return plain.tile({d, d, keys, keys, rows}).kernel().shape.ctas_per_sm;
     };
     EXPECT_GT(ctas_per_sm(64, 8 * 64), 1);
     EXPECT_EQ(ctas_per_sm(64, 8 * 65), 1);
@@ -81,21 +82,22 @@ TEST(Select, gives_groups_of_short_sequences_several_ctas_an_sm) {
 }
 
 TEST(SelectContinued, has_a_kernel_for_the_steps_of_a_ring_alone) {
-  const auto variant_after = [](auto change) -> std::optional<Variant> {
+  const auto tiles_after = [](auto change) -> std::optional<Tiles> {
     Problem p = plain();
     p.partial.on = true;
     change(p);
     if (!continues(p)) return std::nullopt;
-    const ForwardConfig& c = chosen_kernel(p);
-    EXPECT_TRUE(c.continued && c.head_dim >= p.head_dim && c.head_dim_v >= p.head_dim_v);
-    return c.variant;
+    const Kernel& c = chosen_kernel(p);
+    EXPECT_TRUE(c.continued() && c.shape.head_dim >= p.head_dim &&
+                c.shape.head_dim_v >= p.head_dim_v);
+    return c.tiles;
   };
-  EXPECT_EQ(variant_after([](Problem&) {}), Variant::kDense);
-  EXPECT_EQ(variant_after([](Problem& p) { p.mask.right = 0; }), Variant::kDense);
-  EXPECT_EQ(variant_after([](Problem& p) { p.o.dtype = DType::float32; }), Variant::kDense);
-  EXPECT_EQ(variant_after([](Problem& p) { p.head_dim = 64; }), Variant::kDense);
-  EXPECT_EQ(variant_after([](Problem& p) { p.mask.left = 9; }), Variant::kGeneral);
-  EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.varlen = true; }), Variant::kGeneral);
+  EXPECT_EQ(tiles_after([](Problem&) {}), Tiles::kDense);
+  EXPECT_EQ(tiles_after([](Problem& p) { p.mask.right = 0; }), Tiles::kDense);
+  EXPECT_EQ(tiles_after([](Problem& p) { p.o.dtype = DType::float32; }), Tiles::kDense);
+  EXPECT_EQ(tiles_after([](Problem& p) { p.head_dim = 64; }), Tiles::kDense);
+  EXPECT_EQ(tiles_after([](Problem& p) { p.mask.left = 9; }), Tiles::kVarlen);
+  EXPECT_EQ(tiles_after([](Problem& p) { p.lengths_k.varlen = true; }), Tiles::kVarlen);
   void (*const merged_apart[])(Problem&) = {[](Problem& p) { p.softcap = 5; },
                                             [](Problem& p) { p.has_sink = true; },
                                             [](Problem& p) { p.dropout.threshold = 5; },
@@ -106,21 +108,21 @@ TEST(SelectContinued, has_a_kernel_for_the_steps_of_a_ring_alone) {
                                             [](Problem& p) { p.head_dim = 100; },
                                             [](Problem& p) { p.head_dim_v = 136; },
                                             [](Problem& p) { p.lengths_q.max = 64; }};
-  for (const auto change : merged_apart) EXPECT_EQ(variant_after(change), std::nullopt);
+  for (const auto change : merged_apart) EXPECT_EQ(tiles_after(change), std::nullopt);
 }
 
 // Their dense kernels write O in float32 too.
 TEST(SelectContinued, takes_first_steps_that_are_long) {
   Problem p = plain();
   p.o.dtype = DType::float32;
-  EXPECT_FALSE(chosen_kernel(p).continued);
+  EXPECT_FALSE(chosen_kernel(p).continued());
   p.lengths_k.max = 2000;
-  EXPECT_TRUE(chosen_kernel(p).continued);
+  EXPECT_TRUE(chosen_kernel(p).continued());
   p.o.dtype = p.dtype;
-  EXPECT_FALSE(chosen_kernel(p).continued);
+  EXPECT_FALSE(chosen_kernel(p).continued());
   p.o.dtype = DType::float32;
   p.mask.left = 9;
-  EXPECT_FALSE(chosen_kernel(p).continued);
+  EXPECT_FALSE(chosen_kernel(p).continued());
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace {
 // Tiles of 64 rows come in splits for two CTAs an SM, those of 128 in half as many.
 TEST(Rows, that_leave_fewer_splits_to_combine_are_chosen) {
   const auto block_m = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
-    return chosen_kernel(several_tokens(batch, queries, keys, dim)).block_m;
+    return chosen_kernel(several_tokens(batch, queries, keys, dim)).shape.block_m;
   };
   EXPECT_EQ(block_m(4, 8, 32768), 128);
   EXPECT_EQ(block_m(4, 5, 32768), 128);
@@ -23,7 +23,7 @@ TEST(Rows, that_leave_fewer_splits_to_combine_are_chosen) {
 
 int rows_of_whole_tiles(const Problem& p) {
   EXPECT_FALSE(chosen_for(p).tiling.is_split());
-  return chosen_kernel(p).block_m;
+  return chosen_kernel(p).shape.block_m;
 }
 
 // Tiles of 192 rows would leave a third of the SMs idle, or come in two waves for one and a
@@ -66,7 +66,7 @@ TEST(Rows, of_few_causal_tiles_are_shorter) {
   EXPECT_EQ(block_m(1, 4, 4, 16384), 192);
   Problem split = problem(1, 4, 4, 4096);  // in pairs
   split.num_splits = 0;
-  EXPECT_EQ(chosen_kernel(split).block_m, 128);
+  EXPECT_EQ(chosen_kernel(split).shape.block_m, 128);
 }
 
 // A wider kernel multiplies zeros: it is for what needs its keys split or copied by threads. The
@@ -77,7 +77,7 @@ TEST(Rows, of_whole_tiles_have_no_wider_kernel) {
       for (const int64_t right : {int64_t{0}, MaskRule{}.right}) {
         Problem p = plain(16384 / length, 2048 / dim, 2048 / dim, length, length, dim);
         p.mask.right = right;
-        EXPECT_EQ(chosen_kernel(p).head_dim, dim) << length;
+        EXPECT_EQ(chosen_kernel(p).shape.head_dim, dim) << length;
         EXPECT_FALSE(chosen_for(p).tiling.is_split()) << dim << ", " << length;
       }
     }
@@ -91,8 +91,8 @@ TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
       p.head_dim = p.head_dim_v = dim;
       p.o.dtype = DType::float32;
       p.lengths_q.max = queries;
-      const ForwardConfig& c = chosen_kernel(p);
-      EXPECT_GE(c.head_dim, dim);
+      const Kernel& c = chosen_kernel(p);
+      EXPECT_GE(c.shape.head_dim, dim);
       EXPECT_TRUE(consumer_tuning(c).stores_any_rows) << dim;
     }
   }
@@ -104,9 +104,9 @@ TEST(Rows, of_few_listed_tiles_have_an_sm_each) {
   const auto ctas_per_sm = [](int64_t heads, int64_t keys, int64_t dim) {
     Problem p = plain(1, heads, heads, keys, keys, dim);
     p.block_mask.on = true;
-    const ForwardConfig& c = chosen_kernel(p);
-    EXPECT_EQ(c.head_dim, dim);
-    return c.ctas_per_sm;
+    const Kernel& c = chosen_kernel(p);
+    EXPECT_EQ(c.shape.head_dim, dim);
+    return c.shape.ctas_per_sm;
   };
   EXPECT_EQ(ctas_per_sm(16, 2048, 64), 1);
   EXPECT_EQ(ctas_per_sm(32, 2048, 64), 2);
