@@ -123,7 +123,7 @@ Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}, int sms
   const Kernel& g = kernel.config;
   const auto launch = [kernel, sms](const Problem& problem, Placement& placement) {
     const hopper::ForwardCall call = hopper::call_of(problem);
-    const hopper::Request request = hopper::request_of(problem, call, sms);
+    const hopper::Request request = hopper::request_of(problem, sms);
     const hopper::PackGqa pack = hopper::pack_of_whole_tiles(kernel.config, request);
     const hopper::E4m3Plan plan = hopper::plan_e4m3_launch(
         kernel, request, hopper::whole_tiles(kernel.config, call, pack, sms));
@@ -338,8 +338,8 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
     const bool known =
         hopper::variant_of(problem) == Variant::kDense || subject.variant != Variant::kDense;
     const hopper::ForwardCall call = hopper::call_of(problem);
-    return known && hopper::check_e4m3(problem).ok() &&
-           hopper::check_e4m3_layouts(problem, call).ok() &&
+    return known && hopper::check_forward(problem).ok() &&
+           hopper::check_e4m3_layouts(hopper::request_of(problem)).ok() &&
            (!subject.transposes_v || transposes(problem, call));
   }
   if (subject.quantized_cache) {
@@ -354,7 +354,7 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
     const hopper::ForwardCall call = hopper::call_of(problem);
     const hopper::Tiling one_range{
         hopper::most_packed(call.heads_per_kv_head, true), kStreamK, {.ctas = 1}};
-    const hopper::Request request = hopper::request_of(problem, call, num_sms());
+    const hopper::Request request = hopper::request_of(problem, num_sms());
     if (!hopper::can_decode(config, request, one_range)) return false;
     if (config.is_single_sequence() && call.sequences != 1) return false;
   }

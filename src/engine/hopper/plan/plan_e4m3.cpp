@@ -9,13 +9,11 @@
 #include "core/workspace.h"
 #include "engine/hopper/fp8/prepare_e4m3.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/plan/select/serving.h"
 
 namespace fa3::hopper {
 namespace {
 
-constexpr int64_t kHeadDimStep = 16;  // TMA moves 16 bytes at least
-constexpr int64_t kMaxGrid = 65535;   // heads, and batches, of the kernels that prepare
+constexpr int64_t kMaxGrid = 65535;  // heads, and batches, of the kernels that prepare
 
 TensorSpan transposed_span(const TensorSpan& v, int64_t sequences, int64_t keys) {
   return {.batches = sequences,
@@ -113,24 +111,10 @@ void lay_out(E4m3Plan* plan) {
 
 }  // namespace
 
-Status check_e4m3(const Problem& p) {
-  if (p.block_mask.on) return unsupported("block_mask: no kernel of float8_e4m3 takes one");
-  if (p.score != nullptr) return unsupported("a score function with queries of float8_e4m3");
-  if (p.o.dtype != DType::float16 && p.o.dtype != DType::bfloat16) {
-    return unsupported("an output of ", name_of(p.o.dtype), " from inputs of float8_e4m3");
-  }
+Status check_e4m3_tensors(const Problem& p) {
   // What the keys' mean adds to a score is added to the LSE alone, behind the kernel.
   if (p.k_quantization.mean.data && (p.softcap != 0.0f || p.has_sink || is_varlen(p))) {
     return unsupported("k_mean beside a softcap, sink logits, or sequences of unequal lengths");
-  }
-  if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
-    return unsupported("head dims of float8_e4m3 must be multiples of 16, got ", p.head_dim,
-                       " and ", p.head_dim_v);
-  }
-  const ForwardCall call = call_of(p);
-  if (!is_served(request_of(p, call, 0))) {
-    return unsupported("no float8_e4m3 kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
-                       "; the largest have 256");
   }
   FA3_TRY(check_row_numbers(p));
   if (p.batch > kMaxGrid || p.heads_q > kMaxGrid) {
@@ -139,7 +123,9 @@ Status check_e4m3(const Problem& p) {
   return {};
 }
 
-Status check_e4m3_layouts(const Problem& p, const ForwardCall& a) {
+Status check_e4m3_layouts(const Request& r) {
+  const Problem& p = r.problem;
+  const ForwardCall& a = r.call;
   for (const auto& [name, tensor] : {std::pair{"q", a.q}, {"k", a.k}, {"o", a.o}}) {
     const char* obstacle = tensor_map_obstacle(tensor);
     if (obstacle) return unsupported(name, ": ", obstacle);

@@ -29,11 +29,11 @@ struct E4m3Plan {
   bool transposes_before() const { return !v_is_transposed && !transposes_in_kernel(); }
 };
 
-// What no e4m3 kernel can do yet, in a sentence; OK if one can. Needs no GPU.
-Status check_e4m3(const Problem& problem);
+// Refuses what no e4m3 kernel could change: means beside what takes none, too many rows or heads.
+Status check_e4m3_tensors(const Problem& problem);
 
 // Refuses addresses and strides that the kernels cannot load.
-Status check_e4m3_layouts(const Problem& problem, const ForwardCall& call);
+Status check_e4m3_layouts(const Request& r);
 
 // The plan of a call for a kernel and a tiling that it can do.
 E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Request& request, Tiling tiling);

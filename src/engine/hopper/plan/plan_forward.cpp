@@ -15,12 +15,11 @@
 #include "engine/hopper/plan/select/check_score.h"
 #include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/plan/select/choose_together.h"
+#include "engine/hopper/plan/select/refusal.h"
 #include "engine/hopper/plan/select/select.h"
 
 namespace fa3::hopper {
 namespace {
-
-constexpr int64_t kFloat8Step = 16;  // head dims: TMA moves 16 bytes at least
 
 // Lists and lengths of sequences have orders of their own.
 TilesTogether together_in(const Problem& p, const ForwardCall& call) {
@@ -28,40 +27,33 @@ TilesTogether together_in(const Problem& p, const ForwardCall& call) {
   return choose_together(*p.score, call.q.heads, call.q.batches);
 }
 
-Status check_layouts(const ForwardCall& a) {
+Status check_layouts(const Request& r) {
+  if (r.needs.has(Need::kE4m3)) return check_e4m3_layouts(r);
   const auto check = [](const char* name, const TensorSpan& tensor) -> Status {
     const char* obstacle = tensor_map_obstacle(tensor);
     return obstacle ? unsupported(name, ": ", obstacle) : Status{};
   };
-  FA3_TRY(check("q", a.q));
-  FA3_TRY(check("k", a.k));
-  FA3_TRY(check("v", a.v));
-  return check("o", a.o);
+  FA3_TRY(check("q", r.call.q));
+  FA3_TRY(check("k", r.call.k));
+  FA3_TRY(check("v", r.call.v));
+  return check("o", r.call.o);
 }
 
-// Kernels that walk lists know of nothing but what the lists have: the map, and the rule without
-// chunks.
-Status check_block_mask(const Problem& p, bool is_served) {
-  if (!p.block_mask.on) return {};
-  if (narrow_mask(p).chunk != MaskRuleOf<int>::kNoChunks) {
-    return unsupported("block_mask beside chunks; put these into the map and its bits");
+// What no kernel could change: types, scales, and how many rows there are.
+Status check_tensors(const Request& r) {
+  const Problem& p = r.problem;
+  if (r.needs.has(Need::kE4m3)) return check_e4m3_tensors(p);
+  FA3_TRY(cuda::check_cache_scales(p));
+  return check_row_numbers(p);
+}
+
+Status check(const Request& r) {
+  const DType dtype = r.problem.dtype;
+  if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float8_e4m3) {
+    return unsupported(name_of(dtype), " is not among its element types (float16, bfloat16)");
   }
-  if (p.key_places.elsewhere || p.lengths_k.padded_left) {
-    return unsupported("block_mask beside page_table, batch_index or left_padding");
-  }
-  if (p.softcap != 0.0f) return unsupported("block_mask beside softcap");
-  if (p.has_sink) return unsupported("block_mask beside sink logits");
-  if (p.dropout.on()) return unsupported("block_mask beside dropout");
-  if (p.has_float8()) return unsupported("block_mask beside ", name_of(p.kv_dtype));
-  if (has_other_rows(p)) {
-    return unsupported("block_mask where O is float32 or head dims are no multiples of 8, got ",
-                       p.head_dim, " and ", p.head_dim_v);
-  }
-  if (!is_served) {
-    return unsupported("block_mask: no kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
-                       "; the largest have 128");
-  }
-  return {};
+  FA3_TRY(check_tensors(r));
+  return check_served(r);
 }
 
 std::string split_words(const ForwardPlan& plan) {
@@ -143,50 +135,25 @@ void describe(const ForwardPlan& decided, int64_t tiles, Plan* plan) {
 }  // namespace
 
 bool continues(const Problem& p) {
-  if (!p.partial.on) return false;
-  const ForwardCall call = call_of(p);
-  return is_served(request_of(p, call, 0));
+  return p.partial.on && is_served(request_of(p));
 }
 
 Status check_forward(const Problem& p) {
-  if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
-    return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
-  }
-  FA3_TRY(cuda::check_cache_scales(p));
-  if (p.has_float8() && p.o.dtype == DType::float32) {
-    return unsupported("an output of float32 over keys and values of ", name_of(p.kv_dtype));
-  }
-  if (p.has_float8() && (p.head_dim % kFloat8Step != 0 || p.head_dim_v % kFloat8Step != 0)) {
-    return unsupported("head dims over ", name_of(p.kv_dtype), " must be multiples of ",
-                       kFloat8Step, ", got ", p.head_dim, " and ", p.head_dim_v);
-  }
-  const ForwardCall call = call_of(p);
-  Request request = request_of(p, call, 0);
-  const bool is_served = hopper::is_served(request);
-  FA3_TRY(check_block_mask(p, is_served));
-  if (p.dropout.on() && !is_served) {
-    return unsupported("no kernel with dropout for head dims ", p.head_dim, " and ", p.head_dim_v,
-                       "; the largest have 256, and 128 where O is float32 or head dims are no "
-                       "multiples of 8");
-  }
-  request.needs = {};
-  if (!hopper::is_served(request)) {
-    return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
-  }
-  return check_row_numbers(p);
+  return check(request_of(p));
 }
 
 Status plan_forward(const Problem& problem, Plan* plan) {
-  const bool is_e4m3 = problem.dtype == DType::float8_e4m3;
-  FA3_TRY(is_e4m3 ? check_e4m3(problem) : check_forward(problem));
+  Request request = request_of(problem);
+  FA3_TRY(check(request));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
-  const ForwardCall call = call_of(problem);
-  FA3_TRY(is_e4m3 ? check_e4m3_layouts(problem, call) : check_layouts(call));
-  int num_sms = 0;
-  FA3_TRY(count_free_sms(problem, &num_sms));
-  const Request request = request_of(problem, call, num_sms);
+  FA3_TRY(check_layouts(request));
+  FA3_TRY(count_free_sms(problem, &request.num_sms));
+  const ForwardCall& call = request.call;
+  const int num_sms = request.num_sms;
   const auto& [row, tiling] = select(request);
-  if (problem.score != nullptr) FA3_TRY(check_score(request, row));
+  if (row == nullptr) return refuse_many_queries(request);
+  FA3_TRY(check_score(request, *row));
+  const bool is_e4m3 = row->kernel.e4m3();
   const Element element = element_of(is_e4m3 ? problem.o.dtype : problem.dtype);
   const ForwardKernel kernel = forward_kernel_at(*row, element);
   const ForwardPlan decided =

@@ -64,7 +64,8 @@ int64_t rows_of_key(const ForwardCall& call) {
   return seen / keys * call.heads_per_kv_head;
 }
 
-Request request_of(const Problem& p, const ForwardCall& call, int num_sms) {
+Request request_of(const Problem& p, int num_sms) {
+  const ForwardCall call = call_of(p);
   return {p, call, needs_of(p, call), sizes_of(p, call), num_sms};
 }
 

@@ -17,10 +17,10 @@ struct Sizes {
 
 struct Request {
   const Problem& problem;
-  const ForwardCall& call;
+  ForwardCall call;
   Needs needs;
   Sizes sizes;
-  int num_sms;
+  int num_sms = 0;  // that may be counted later: no need depends on it
 };
 
 // Query rows that see a key, on average; of a call that has keys.
@@ -28,6 +28,6 @@ int64_t rows_of_key(const ForwardCall& call);
 
 Needs needs_of(const Problem& problem, const ForwardCall& call);
 
-Request request_of(const Problem& problem, const ForwardCall& call, int num_sms);
+Request request_of(const Problem& problem, int num_sms = 0);
 
 }  // namespace fa3::hopper

@@ -301,7 +301,9 @@ int select_dense_backward_kernel(int64_t head_dim, int64_t head_dim_v, const Den
 }
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
-  FA3_TRY(check_forward(problem));
+  Problem without_function = problem;  // beside which a forward kernel may do less than these do
+  without_function.score = nullptr;
+  FA3_TRY(check_forward(without_function));
   if (problem.has_float8()) return unsupported("no gradients of ", name_of(problem.kv_dtype));
   if (!has_whole_copies(problem)) {
     return unsupported("gradients where head dims are no multiples of 8, got ", problem.head_dim,

@@ -33,19 +33,10 @@ bool leaves_sms_idle(const Problem& p, const Kernel& c, const ForwardCall& call,
 
 }  // namespace
 
-Status check_score(const Request& r, const Row* row) {
+Status check_score(const Request& r, const Row& row) {
   const Problem& p = r.problem;
-  if (row == nullptr && (p.has_float8() || p.key_places.elsewhere || p.lengths_k.padded_left)) {
-    return unsupported(
-        "a score function with FP8, page_table, batch_index or left_padding, where "
-        "no kernel that decodes takes the call");
-  }
-  if (row == nullptr) {
-    return unsupported("no kernel with a score function for head dims ", p.head_dim, " and ",
-                       p.head_dim_v);
-  }
-  if (row->kernel.is_decode() || p.engine != FA3_ENGINE_AUTO) return {};
-  if (leaves_sms_idle(p, row->kernel, r.call, r.num_sms)) {
+  if (p.score == nullptr || row.kernel.is_decode() || p.engine != FA3_ENGINE_AUTO) return {};
+  if (leaves_sms_idle(p, row.kernel, r.call, r.num_sms)) {
     return unsupported("a score function of few queries: tiles are not split along the keys");
   }
   return {};

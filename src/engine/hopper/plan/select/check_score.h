@@ -7,7 +7,7 @@
 
 namespace fa3::hopper {
 
-// Refuses what no kernel does (null), and few queries that another engine is sooner done with.
-Status check_score(const Request& r, const Row* row);
+// Refuses few queries that another engine is sooner done with.
+Status check_score(const Request& r, const Row& row);
 
 }  // namespace fa3::hopper

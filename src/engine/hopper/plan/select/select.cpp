@@ -29,12 +29,10 @@ Tile first_that_splits(const Request& r, int64_t rows) {
   });
 }
 
-// The first tile that suits a call. Where a page's boxes would be small, one that can load keys by
-// cp.async; with some page sizes it has larger boxes.
-Tile first_for_pages(const Request& r) {
-  const bool splits = r.problem.batch_invariant && r.problem.num_splits > 1;
-  const Tile first = splits ? first_that_splits(r, r.sizes.rows) : first_that_suits(r);
-  if (splits || !has_small_boxes(first.kernel(), r.call)) return first;
+// Where a page's boxes would be small, a tile that can load keys by cp.async instead of the first
+// that suits a call; with some page sizes it has larger boxes.
+Tile first_for_pages(const Tile& first, const Request& r) {
+  if (!has_small_boxes(first.kernel(), r.call)) return first;
   const Tile other = first_that_splits(r, r.sizes.rows);
   return other ? other : first;
 }
@@ -44,10 +42,10 @@ TiledCall tiled(const Tile& tile, const Request& r) {
 }
 
 // The head dims, the group, num_splits and the page size alone decide.
-TiledCall choose_for_any_batch(const Request& r) {
-  const Tile tile = first_for_pages(r);
+TiledCall choose_for_any_batch(const Tile& first, const Request& r) {
   const bool splits = r.problem.num_splits > 1;
-  const PackGqa pack = most_packed(r.problem.group(), splits);
+  const Tile tile = splits ? first_that_splits(r, r.sizes.rows) : first_for_pages(first, r);
+  const PackGqa pack = most_packed(r.call.heads_per_kv_head, splits);
   if (!splits) return {tile, whole_tiles(tile.kernel(), r.call, pack, r.num_sms)};
   return {tile, {pack, Scheduler::kFixedSplit, {.num_splits = r.problem.num_splits}}};
 }
@@ -93,8 +91,8 @@ bool prefers_wider_tile(const TiledCall& tiled, const Request& r) {
          !combines_in_kernel(tile.kernel(), r.call, tiling);
 }
 
-TiledCall choose_for_size(const Request& r) {
-  const TiledCall first = tiled(first_for_pages(r), r);
+TiledCall choose_for_size(const Tile& tile, const Request& r) {
+  const TiledCall first = tiled(first_for_pages(tile, r), r);
   const Kernel& c = first.tile.kernel();
   if (prefers_wider_tile(first, r)) {
     const Tile wider = first_that_splits(r, INT64_MAX);
@@ -114,9 +112,9 @@ TiledCall choose_for_size(const Request& r) {
   return {best, whole_tiles(best.kernel(), r.call, choose_pack(best.kernel(), r.call), r.num_sms)};
 }
 
-TiledCall choose_tile(const Request& r) {
-  if (r.problem.batch_invariant) return choose_for_any_batch(r);
-  TiledCall best = choose_for_size(r);
+TiledCall choose_tile(const Tile& first, const Request& r) {
+  if (r.needs.has(Need::kBatchInvariant)) return choose_for_any_batch(first, r);
+  TiledCall best = choose_for_size(first, r);
   if (!best.tiling.is_split() &&
       fits_one_wave(best.tile.kernel(), r.call, best.tiling.pack, r.num_sms)) {
     best.tiling.scheduler = Scheduler::kDirect;
@@ -128,7 +126,7 @@ TiledCall choose_tile(const Request& r) {
 Tiling decoding_tiling(const Kernel& c, const TiledCall& tiled, const Request& r) {
   Tiling tiling = tiled.tiling;
   if (!tiling.is_split()) {
-    if (r.problem.batch_invariant || !r.call.varlen) return {};
+    if (r.needs.has(Need::kBatchInvariant) || !r.call.varlen) return {};
     tiling = {choose_split_pack(c, r.call, r.num_sms), Scheduler::kDirect, {}};
     if (num_split_tiles(c, r.call, tiling.pack) > kFewWaves * r.num_sms * c.shape.ctas_per_sm)
       return {};
@@ -160,12 +158,13 @@ bool has_whole_tiles(const Tile& tile) {
 PackGqa pack_of_whole_tiles(const Kernel& c, const Request& r) {
   const Descales<const float>& q = r.problem.q_quantization.descale;
   const bool shared =
-      q.data == nullptr || q.head_stride == 0 || q.heads_per_scale % r.problem.group() == 0;
+      q.data == nullptr || q.head_stride == 0 || q.heads_per_scale % r.call.heads_per_kv_head == 0;
   return c.e4m3() && shared ? choose_pack(c, r.call) : PackGqa{};
 }
 
 bool can_decode(const Kernel& c, const Request& r, const Tiling& tiling) {
-  if (r.problem.softcap != 0.0f || has_other_rows(r.problem)) return false;
+  const Needs not_decoded{Need::kSoftcap, Need::kFloat32Out, Need::kRowsNot8};
+  if (!(r.needs & not_decoded).empty()) return false;
   const bool is_whole = tiling.scheduler == Scheduler::kDirect;
   if (!is_whole && tiling.scheduler != Scheduler::kStreamK) return false;
   if (c.combine() == CombineKind::kLastCta &&
@@ -191,7 +190,7 @@ Choice select_tiles(const Request& r) {
     const PackGqa pack = pack_of_whole_tiles(row->kernel, r);
     return {row, whole_tiles(row->kernel, r.call, pack, r.num_sms)};
   }
-  return choose_form(choose_tile(r), r);
+  return choose_form(choose_tile(first, r), r);
 }
 
 }  // namespace fa3::hopper

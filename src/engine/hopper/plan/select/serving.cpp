@@ -57,12 +57,6 @@ constexpr auto kServices = [] {
   return services;
 }();
 
-bool serves(const Row& row, Needs needs) {
-  const Service& service = kServices[size_t(&row - kForward.data())];
-  return service.offers.covers(needs) && needs.covers(service.requires_) &&
-         (row.only_for.empty() || !(row.only_for & needs).empty());
-}
-
 }  // namespace
 
 const Row* Tile::stream_k() const {
@@ -75,12 +69,20 @@ std::span<const Tile> tiles() {
   return kTiles;
 }
 
+bool offers(const Row& row, const Request& r, Needs needs) {
+  const Service& service = kServices[size_t(&row - kForward.data())];
+  return service.offers.covers(needs) && r.needs.covers(service.requires_) &&
+         (row.only_for.empty() || !(row.only_for & r.needs).empty());
+}
+
+bool has_columns(const Kernel& c, const Request& r) {
+  return c.shape.head_dim >= r.sizes.head_dim && c.shape.head_dim_v >= r.sizes.head_dim_v;
+}
+
 const Row* form_of(const Tile& tile, const Request& r, Needs more) {
-  const Kernel& c = tile.kernel();
-  if (c.shape.head_dim < r.sizes.head_dim || c.shape.head_dim_v < r.sizes.head_dim_v)
-    return nullptr;
+  if (!has_columns(tile.kernel(), r)) return nullptr;
   for (const Row* row = tile.begin; row != tile.end; ++row) {
-    if (row->kernel.tiles != Tiles::kStreamK && serves(*row, r.needs | more)) return row;
+    if (row->kernel.tiles != Tiles::kStreamK && offers(*row, r, r.needs | more)) return row;
   }
   return nullptr;
 }

@@ -37,6 +37,10 @@ Tile first_tile(const Request& r, const Suits& suits) {
   return {};
 }
 
+// Whether a row that is for calls of this kind offers some needs. Its columns may be too few.
+bool offers(const Row& row, const Request& r, Needs needs);
+bool has_columns(const Kernel& kernel, const Request& r);
+
 // Whether a kernel other than those that decode serves a call.
 bool is_served(const Request& r);
 

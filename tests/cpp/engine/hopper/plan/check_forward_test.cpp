@@ -58,12 +58,33 @@ TEST(CheckForward, beside_a_block_mask_what_its_kernels_do_not_know_is_refused) 
       {"sink", [](Problem& p) { p.has_sink = true; }},
       {"dropout", [](Problem& p) { p.dropout.threshold = 5; }},
       {"float8", [](Problem& p) { p.kv_dtype = DType::float8_e4m3; }},
-      {"O is float32", [](Problem& p) { p.o.dtype = DType::float32; }},
+      {"an output of float32", [](Problem& p) { p.o.dtype = DType::float32; }},
       {"multiples of 8", [](Problem& p) { p.head_dim = 100; }},
       {"the largest have 128", [](Problem& p) { p.head_dim_v = 136; }}};
   for (const auto& [reason, change] : refused) {
     EXPECT_NE(refusal_after(change).find(reason), std::string::npos) << refusal_after(change);
   }
+}
+
+// The kinds of a call stand before what no kernel for them offers; of what every need has a kernel
+// for, the columns are too many.
+TEST(CheckForward, a_refusal_names_the_first_need_that_no_kernel_offers) {
+  const auto refusal_after = [](auto change) {
+    Problem p = plain();
+    change(p);
+    return check_forward(p).message();
+  };
+  EXPECT_EQ(refusal_after([](Problem& p) { p.head_dim = 512; }),
+            "no kernel for head dims 512 and 128; the largest have 256");
+  EXPECT_EQ(refusal_after([](Problem& p) { p.dropout.threshold = 5, p.head_dim = 512; }),
+            "no kernel for dropout and head dims 512 and 128; the largest have 256");
+  EXPECT_EQ(refusal_after([](Problem& p) { p.dropout.threshold = 5, p.head_dim = 250; }),
+            "no kernel for dropout and head dims 250 and 128; the largest have 128");
+  EXPECT_EQ(
+      refusal_after([](Problem& p) { p.kv_dtype = DType::float8_e4m3, p.dropout.threshold = 5; }),
+      "float8 keys and values beside dropout");
+  EXPECT_EQ(refusal_after([](Problem& p) { p.block_mask.on = true, p.mask.chunk = 5; }),
+            "block_mask beside chunks; put these into the map and its bits");
 }
 
 TEST(CheckForward, takes_quantized_caches_whose_scales_belong_to_sequences) {
@@ -91,7 +112,7 @@ TEST(CheckForward, takes_caches_of_e5m2_and_tells_the_kernel) {
     EXPECT_EQ(call_of(p).cache_is_e5m2, dtype == DType::float8_e5m2);
   }
   p.o.dtype = DType::float32;
-  EXPECT_NE(check_forward(p).message().find("float8_e5m2"), std::string::npos);
+  EXPECT_NE(check_forward(p).message().find("float8 keys"), std::string::npos);
 }
 
 TEST(TensorMap, a_tensor_without_elements_needs_no_strides) {

@@ -53,10 +53,7 @@ TEST(NarrowMask, hides_what_the_mask_does_however_far_its_sides_reach) {
 TEST(Sizes, count_the_keys_of_a_window_wherever_it_lies) {
   Problem p = plain();
   p.lengths_q.max = p.lengths_k.max = 10000;
-  const auto keys = [&] {
-    const ForwardCall call = call_of(p);
-    return request_of(p, call, kSms).sizes.keys;
-  };
+  const auto keys = [&] { return request_of(p, kSms).sizes.keys; };
   p.mask = {.left = 300, .right = -100};
   EXPECT_EQ(keys(), 201);
   p.mask = {.right = -100};

@@ -48,8 +48,7 @@ constexpr int kSms = 132;  // an H200's
 
 // Without kernels of few query rows.
 inline Choice chosen_for(const Problem& problem) {
-  const ForwardCall call = call_of(problem);
-  return select_tiles(request_of(problem, call, kSms));
+  return select_tiles(request_of(problem, kSms));
 }
 inline const Kernel& chosen_kernel(const Problem& problem) {
   return chosen_for(problem).row->kernel;

@@ -9,6 +9,7 @@
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/plan/plan_e4m3.h"
+#include "engine/hopper/plan/plan_forward.h"
 #include "engine/hopper/plan/select/choose_split.h"
 
 namespace fa3::hopper {
@@ -17,15 +18,16 @@ namespace {
 TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_reason) {
   Problem e4m3 = plain();
   e4m3.dtype = e4m3.kv_dtype = DType::float8_e4m3;
-  EXPECT_TRUE(check_e4m3(e4m3).ok());
+  EXPECT_TRUE(check_forward(e4m3).ok());
   const auto expect_refused = [&](const char* reason, auto change) {
     Problem p = e4m3;
     change(p);
-    const Status status = check_e4m3(p);
+    const Status status = check_forward(p);
     EXPECT_EQ(status.code(), StatusCode::unsupported) << reason;
     EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
   };
-  const fa3_score_function score{};
+  fa3_score_function score{};
+  score.text = "return score;";
   expect_refused("score function", [&](Problem& p) { p.score = &score; });
   expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
   const float mean = 0;
@@ -41,7 +43,7 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   const auto expect_accepted = [&](const char* what, auto change) {
     Problem p = e4m3;
     change(p);
-    EXPECT_TRUE(check_e4m3(p).ok()) << what << ": " << check_e4m3(p).message();
+    EXPECT_TRUE(check_forward(p).ok()) << what << ": " << check_forward(p).message();
   };
   expect_accepted("softcap", [](Problem& p) { p.softcap = 1; });
   expect_accepted("sink", [](Problem& p) { p.has_sink = true; });
@@ -63,7 +65,7 @@ E4m3Plan planned_e4m3(Problem p, const Kernel& dense = kDense) {
   p.dtype = DType::float8_e4m3;
   const Kernel& c = p.lengths_k.varlen ? kGeneral : dense;
   const ForwardCall call = call_of(p);
-  return plan_e4m3_launch({c, nullptr, 1024}, request_of(p, call, kSms),
+  return plan_e4m3_launch({c, nullptr, 1024}, request_of(p, kSms),
                           whole_tiles(c, call, choose_pack(c, call), kSms));
 }
 
@@ -270,9 +272,9 @@ TEST(PlanE4m3, a_transposed_v_without_keys_is_prepared_as_any_other) {
 TEST(PlanE4m3, refuses_strides_of_a_transposed_v_that_tma_cannot_read) {
   Problem p = transposed_16k_tokens(1024);
   p.q = p.k = p.o = of_16k_tokens(1024).v;
-  EXPECT_TRUE(check_e4m3_layouts(p, call_of(p)).ok());
+  EXPECT_TRUE(check_e4m3_layouts(request_of(p)).ok());
   p.v_transposed.channel_stride = 0;
-  const Status status = check_e4m3_layouts(p, call_of(p));
+  const Status status = check_e4m3_layouts(request_of(p));
   EXPECT_EQ(status.code(), StatusCode::unsupported);
   EXPECT_NE(status.message().find("v: strides must be positive"), std::string::npos);
 }

@@ -5,6 +5,8 @@
 
 #include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/plan/select/check_score.h"
+#include "engine/hopper/plan/select/refusal.h"
+#include "engine/hopper/plan/select/select.h"
 
 namespace fa3::hopper {
 namespace {
@@ -19,14 +21,15 @@ struct Scored : testing::Test {
     p.score = &score;
   }
   int decode_rows() const {
-    const ForwardCall call = call_of(p);
-    const Row* const row = select(request_of(p, call, kSms)).row;
+    const Row* const row = select(request_of(p, kSms)).row;
     return row != nullptr && row->kernel.is_decode() ? row->kernel.shape.block_m : 0;
   }
   std::string refusal() const {
-    const ForwardCall call = call_of(p);
-    const Request request = request_of(p, call, kSms);
-    return check_score(request, select(request).row).message();
+    const Request request = request_of(p, kSms);
+    const Status served = check_served(request);
+    if (!served.ok()) return served.message();
+    const Row* const row = select(request).row;
+    return (row ? check_score(request, *row) : refuse_many_queries(request)).message();
   }
 
   fa3_score_function score{};
@@ -58,7 +61,7 @@ TEST_F(Scored, what_no_decode_kernel_takes_is_refused_over_caches) {
   p.lengths_q.max = 64;
   p.key_places = {.page_size = 16, .entries = 2, .elsewhere = true};
   p.key_places.pages = 1024;
-  EXPECT_NE(refusal().find("a score function with FP8, page_table"), std::string::npos);
+  EXPECT_NE(refusal().find("a score function beside page_table"), std::string::npos);
   p.key_places = {};
   p.lengths_k.padded_left = true;
   EXPECT_NE(refusal().find("left_padding"), std::string::npos);

@@ -16,8 +16,7 @@ struct Decoded {
   bool operator==(const Decoded&) const = default;
 };
 Decoded decoded(const Problem& p) {
-  const ForwardCall call = call_of(p);
-  const auto [row, tiling] = select_decode(request_of(p, call, kSms));
+  const auto [row, tiling] = select_decode(request_of(p, kSms));
   if (row == nullptr) return {};
   const Kernel& c = row->kernel;
   EXPECT_EQ(c.dequantizes(), p.has_float8());
