@@ -41,6 +41,7 @@ WITH_SCORE_FUNCTION = (
     "src/engine/hopper/forward/consumer/score/added_score.cuh",
     "src/engine/hopper/forward/consumer/score/function_score.cuh",
     "src/engine/hopper/forward/consumer/score/lines_score.cuh",
+    "src/engine/hopper/forward/policies/scores_function.cuh",
     "src/engine/hopper/forward/producer/load_captured.cuh",
     "src/engine/hopper/forward/producer/write_key_terms.cuh",
 )

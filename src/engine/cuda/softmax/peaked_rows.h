@@ -2,7 +2,7 @@
 // Whether rows are peaked: a few keys have most of the probability. Decided once the reference has
 // been taken from a row's first keys, by what a thread has at hand: the sum of P over its quarter
 // of these keys. Plain constexpr, tested on the host. Used by
-// hopper/forward/consumer/max_tracking.cuh.
+// hopper/forward/consumer/promoted_loop.cuh.
 #pragma once
 
 #include "core/macros.h"

@@ -15,7 +15,7 @@
 // the order of their numbers: those that are waited for run or are done.
 //
 // The sums are those of the splits one after the other: their order depends on how many there are,
-// and on nothing else. Next: forward/consumer/store_tile.cuh.
+// and on nothing else. Next: forward/policies/sum.cuh.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"

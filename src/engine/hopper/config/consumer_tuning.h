@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the consumers of a forward kernel are compiled: which steps they have, and where registers
-// are spent. Plain constexpr. Next: forward/consumer/mainloop.cuh.
+// are spent. Plain constexpr. Next: forward/consumer/consumer.cuh.
 #pragma once
 
 #include "core/quantization.h"
@@ -11,8 +11,8 @@ namespace fa3::hopper {
 struct ConsumerTuning {
   // ---- e4m3 ----
 
-  // Keys that make a part of O, in blocks (promoted_sum.cuh), and the groups of keys in a block
-  // that share a scale.
+  // Keys that make a part of O, in blocks (policies/promoted_sum.cuh), and the groups of
+  // keys in a block that share a scale.
   int promotion_blocks;
   int scale_groups;
   // Where a part ends, it joins the others while Q K^T runs, if registers last for both; else
@@ -23,10 +23,10 @@ struct ConsumerTuning {
   // spare, but short sequences pay for the longer code. Measured: at 128 columns 15% at causal 1k.
   bool starts_apart;
   // A last part that is short begins with nothing, which spares the negative of the part before
-  // (promoted_sum.cuh). Measured: one part less of 1k keys' two, 3% at 256 columns; blocks of 192
-  // keys and three warpgroups lose 0.5%, by the code alone.
+  // (policies/promoted_sum.cuh). Measured: one part less of 1k keys' two, 3% at 256 columns; blocks
+  // of 192 keys and three warpgroups lose 0.5%, by the code alone.
   bool starts_last_part_again;
-  // Rows leave by TMA, for which the warp does not wait (staged_rows.cuh).
+  // Rows leave by TMA, for which the warp does not wait (policies/sum_promoted.cuh).
   bool stages_rows;
   // All slabs of them in one copy, where tensors are as wide as tiles and heads are not packed.
   // Measured: a copy takes a warp some 150 clocks, and 256 columns up to 1k keys gain 2 to 3%; two

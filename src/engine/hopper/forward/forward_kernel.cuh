@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward kernel, as a table of contents: set up barriers, split into one producer and the
 // consumers, give each the registers it needs. A CTA stays alive until no tiles are left. Read
-// next: smem_plan.cuh, producer.cuh, mainloop.cuh. The source of a kernel includes the scheduler
-// and the KV loader that it is made of, before or behind this file (instances/forward_entry.cuh).
+// next: smem_plan.cuh, producer.cuh, consumer.cuh. The source of a kernel includes the scheduler,
+// the KV loader and the policies that it is made of, before or behind this file
+// (instances/forward_entry.cuh).
 #pragma once
 
 #include "engine/hopper/config/consumer_tuning.h"
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(C.threads(), C.shape.ctas_per_sm)
     } else {
       ptx::setmaxnreg_inc<register_budget(C).consumer>();
     }
-    consume(ConsumerState<C>(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)));
+    consume(Consumer<C>(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)));
     Scheduler::combine(params, smem.tiles);
   }
 }

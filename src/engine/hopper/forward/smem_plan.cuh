@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every byte of shared memory, named. O leaves from registers; only of e4m3 products its earlier
-// parts lie here (promoted_sum.cuh), then rows that leave (staged_rows.cuh). A consumer warpgroup
+// parts lie here (policies/promoted_sum.cuh), then rows that leave. A consumer warpgroup
 // has a pipeline of its own parts of Q, so that none waits for another. Next: producer.cuh.
 #pragma once
 
@@ -173,7 +173,7 @@ struct SmemAddresses {
   __device__ __forceinline__ Pipeline<kKeyTermStages> key_term_pipeline() const {
     return {base + uint32_t{offsetof(SmemPlan<C>, key_terms.pipeline)}};
   }
-  // The lane's first numbers of a consumer warp's earlier parts of O (promoted_sum.cuh).
+  // The lane's first numbers of a consumer warp's earlier parts of O (policies/promoted_sum.cuh).
   __device__ __forceinline__ uint32_t promoted_sum(uint32_t warp, uint32_t lane) const {
     return base + uint32_t{offsetof(SmemPlan<C>, e4m3.promoted_sum)} +
            (warp * E4m3Smem<C>::kEights * kWarpSize + lane) * 4 * uint32_t{sizeof(uint32_t)};

@@ -4,7 +4,7 @@
 // reaches from 2^-24 to 2^16 only, so each row is multiplied by a power of two that brings its
 // largest number into [2^14, 2^15); the row's products are divided by it in their scale. What that
 // rounds is 2^28 times smaller than the row's largest number. A warp does this in place, to its own
-// rows of Q. Next: mainloop.cuh.
+// rows of Q. Next: forward/consumer/consumer.cuh.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"

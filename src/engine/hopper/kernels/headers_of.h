@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The headers that a forward kernel is made of, beside those that all have: of its tiles, its
-// keys and its scores. Its source includes them, a generated one or one that NVRTC compiles.
+// The headers that a forward kernel is made of, beside those that all have: of its tiles, its keys,
+// its policies and its loop. Its source includes them, a generated one or one that NVRTC compiles.
 #pragma once
 
 #include <array>
@@ -10,8 +10,8 @@
 
 namespace fa3::hopper {
 
-// Empty: no more. Decode kernels have one header for all.
-using KernelHeaders = std::array<std::string_view, 5>;
+// Some are empty. Decode kernels have one header for all.
+using KernelHeaders = std::array<std::string_view, 6>;
 
 using std::literals::operator""sv;
 
@@ -50,18 +50,29 @@ constexpr std::string_view header_of(KvLoaderKind loader) {
   return {};
 }
 
+// Of the policies and of the loop; empty: those that every kernel's source has.
+constexpr std::string_view header_of_scores(const Kernel& c) {
+  if (c.e4m3()) return "engine/hopper/forward/policies/scores_e4m3.cuh"sv;
+  if (c.dequantizes()) return "engine/hopper/forward/policies/scores_cached.cuh"sv;
+  return c.capped() ? "engine/hopper/forward/policies/scores_capped.cuh"sv : ""sv;
+}
+constexpr std::string_view header_of_weights(const Kernel& c) {
+  if (c.dropout()) return "engine/hopper/forward/policies/weights_dropped.cuh"sv;
+  return c.block_mask() ? "engine/hopper/forward/policies/weights_listed.cuh"sv : ""sv;
+}
+constexpr std::string_view header_of_sum(const Kernel& c) {
+  if (c.e4m3()) return "engine/hopper/forward/policies/sum_promoted.cuh"sv;
+  return c.continued() ? "engine/hopper/forward/policies/sum_continued.cuh"sv : ""sv;
+}
+constexpr std::string_view header_of_loop(const Kernel& c) {
+  if (c.e4m3()) return "engine/hopper/forward/consumer/promoted_loop.cuh"sv;
+  return c.shape.overlaps ? ""sv : "engine/hopper/forward/consumer/serial_loop.cuh"sv;
+}
+
 constexpr KernelHeaders headers_of(const Kernel& c) {
   if (c.is_decode()) return {"engine/hopper/decode/decode_kernel.cuh"sv};
-  const std::string_view scheduler = header_of(c.scheduler()), loader = header_of(c.kv_loader());
-  if (c.e4m3()) {
-    return {scheduler, loader, "engine/hopper/forward/consumer/max_tracking.cuh"sv,
-            "engine/hopper/forward/consumer/promoted_sum.cuh"sv,
-            "engine/hopper/forward/consumer/score/e4m3_score.cuh"sv};
-  }
-  if (c.dequantizes()) {
-    return {scheduler, loader, "engine/hopper/forward/consumer/score/quantized_score.cuh"sv};
-  }
-  return {scheduler, loader};
+  return {header_of(c.scheduler()), header_of(c.kv_loader()), header_of_scores(c),
+          header_of_weights(c),     header_of_sum(c),         header_of_loop(c)};
 }
 
 }  // namespace fa3::hopper

@@ -3,29 +3,25 @@
 // Q K^T, computes the softmax and multiplies P V, one after the other. A thread so holds S or P,
 // not both, and two CTAs of two consumers have the registers; while some of the four compute a
 // softmax, others have products. The pipeline carries K of a block and then its V. Next:
-// consumer_softmax.cuh.
+// guard.cuh.
 #pragma once
 
-#include "engine/hopper/forward/consumer/consumer_blocks.cuh"
-#include "engine/hopper/forward/consumer/consumer_products.cuh"
-#include "engine/hopper/forward/consumer/consumer_softmax.cuh"
-#include "engine/hopper/forward/consumer/store_tile.cuh"
+#include "engine/hopper/forward/consumer/consumer.cuh"
 
 namespace fa3::hopper {
 
 // S of the block, without what its mask hides.
 template <Kernel C>
-__device__ __forceinline__ void multiply_scores(ConsumerState<C>& c, ThreadTile<C>& r,
-                                                uint32_t q_low) {
+__device__ __forceinline__ void multiply_scores(Consumer<C>& c, ThreadTile<C>& r, uint32_t q_low) {
   const KvState<C> k = c.stages.next_kv();
   const uint32_t k_low = c.stages.k_operand(k);
   c.stages.wait_for(k);
   ptx::wgmma_fence();
   issue_scores(c, r, q_low, k_low);
   ptx::wgmma_wait_group<0>();
-  if (c.tile.block() >= c.masked_from() || c.tile.hides_left()) {
-    read_mask_bits(c, r, k.stage());
-    mask(c, r);
+  if (c.is_masked()) {
+    c.weights.read(c, r, k.stage());
+    c.weights.hide(c, r);
   }
   c.stages.release_kv(k);
   release_spent_q(c);
@@ -34,24 +30,24 @@ __device__ __forceinline__ void multiply_scores(ConsumerState<C>& c, ThreadTile<
 // References follow the rows' maxima; O and its sums, which are at rest, follow the references.
 // `ref`: what P is computed against.
 template <Kernel C>
-__device__ __forceinline__ void follow_maximum(ConsumerState<C>& c, ThreadTile<C>& r,
+__device__ __forceinline__ void follow_maximum(Consumer<C>& c, ThreadTile<C>& r,
                                                ScoreStep<C>& result, float (&ref)[kRowsPerThread]) {
   float max[kRowsPerThread];
-  row_max(r.scores, c.score, max);
+  row_max(r.scores, c.scores, max);
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
-    result.rescale[row] = move_reference(r.rows.ref[row], max[row], c.score, ref[row]);
+    result.rescale[row] = move_reference(r.rows.ref[row], max[row], c.scores, ref[row]);
   }
   if (any_is_large(ref)) {
-    rebase_large_rows(r.scores, max, c.score, ref);
+    rebase_large_rows(r.scores, max, c.scores, ref);
     go_online(c);
   }
-  rescale_output(c, r, result);
+  c.sum.rescale(r, result);
 }
 
 // Lost scores again. There are no registers for that beside O, which waits in local memory.
 template <Kernel C>
-__device__ __forceinline__ void recompute_beside_output(ConsumerState<C>& c, ThreadTile<C>& r) {
+__device__ __forceinline__ void recompute_beside_output(Consumer<C>& c, ThreadTile<C>& r) {
   constexpr int kNumbers = C.shape.head_dim_v / 2;
   volatile float parked[kNumbers];
 #pragma unroll
@@ -65,16 +61,16 @@ __device__ __forceinline__ void recompute_beside_output(ConsumerState<C>& c, Thr
 // S becomes P, by an online or a guarded step; where the latter loses its scores, by an online step
 // after it. All share the exponentials: compiled for each they take registers that are not there.
 template <Kernel C>
-__device__ __forceinline__ void weigh(ConsumerState<C>& c, ThreadTile<C>& r) {
-  using Score = typename ConsumerState<C>::Score;
+__device__ __forceinline__ void weigh(Consumer<C>& c, ThreadTile<C>& r) {
+  using Score = ScoresOf<C>;
   ScoreStep<C> result;
   bool online = !c.tile.takes_guarded_step();
   for (;;) {
     float ref[kRowsPerThread] = {finite_reference(r.rows.ref[0]), finite_reference(r.rows.ref[1])};
     if (online) follow_maximum(c, r, result, ref);
     BlockSums<Score> sums;
-    exponentiate<0, C.shape.block_n / 2>(r.scores, ref, c.score, sums);
-    sums.store(c.score, result);
+    exponentiate<0, C.shape.block_n / 2>(r.scores, ref, c.scores, sums);
+    sums.store(c.scores, result);
     if (online || !guard_fires<Score>(result)) break;
     after_guard_fired(c, r, result);
     if (!c.tile.scores_lost()) break;
@@ -84,23 +80,23 @@ __device__ __forceinline__ void weigh(ConsumerState<C>& c, ThreadTile<C>& r) {
     online = true;
   }
   r.add_sums(result);
-  pack_p(r);
+  c.sum.template pack<0, ThreadTile<C>::kScores>(r);
 }
 
 // O += P V of the block.
 template <Kernel C>
-__device__ __forceinline__ void multiply_values(ConsumerState<C>& c, ThreadTile<C>& r) {
+__device__ __forceinline__ void multiply_values(Consumer<C>& c, ThreadTile<C>& r) {
   const KvState<C> v = c.stages.next_kv();
   const uint32_t v_low = c.stages.v_operand(v);
   c.stages.wait_for(v);
   ptx::wgmma_fence();
-  issue_output(c, r, v_low);
+  c.sum.issue(r, v_low);
   wait_for_output(c, v);
 }
 
 // All blocks of a tile, of which this is the first.
 template <Kernel C>
-__device__ __forceinline__ void attend_tile(ConsumerState<C>& c, ThreadTile<C>& r) {
+__device__ __forceinline__ void attend_tile(Consumer<C>& c, ThreadTile<C>& r) {
   r.rows = RowState{};
 #pragma unroll
   for (float& o : r.output) o = 0.0f;
@@ -117,27 +113,30 @@ __device__ __forceinline__ void attend_tile(ConsumerState<C>& c, ThreadTile<C>& 
 
 // Another warpgroup's block.
 template <Kernel C>
-__device__ __forceinline__ void pass_whole_block(ConsumerState<C>& c) {
+__device__ __forceinline__ void pass_whole_block(Consumer<C>& c) {
   c.stages.release_unread(c.stages.next_kv());
   c.stages.release_unread(c.stages.next_kv());
   if (c.tile.is_last_block()) pass_tile(c);
 }
 
 template <Kernel C>
-__device__ __forceinline__ void consume_serially(ConsumerState<C>& c, ThreadTile<C>& r) {
+requires(!C.shape.overlaps) struct LoopOf<C> {
   static_assert(C.guarded() && !C.shape.ping_pong && !C.e4m3() && !C.dropout() && !C.capped() &&
                 !C.dequantizes() && !C.can_split() && !kHasScoreFunction);
-  Step step = next_step(c);
-  while (step != Step::kEnd) {
-    if (step == Step::kOthers) {
-      pass_whole_block(c);
-      step = next_step(c);
-    } else {
-      attend_tile(c, r);
-      step = next_step(c);
-      finish_tile<true>(c, r, r.rows);
+
+  static __device__ __forceinline__ void run(Consumer<C>& c, ThreadTile<C>& r) {
+    Step next = next_step(c);
+    while (next != Step::kEnd) {
+      if (next == Step::kOthers) {
+        pass_whole_block(c);
+        next = next_step(c);
+      } else {
+        attend_tile(c, r);
+        next = next_step(c);
+        c.sum.template finish<true>(c, r, r.rows);
+      }
     }
   }
-}
+};
 
 }  // namespace fa3::hopper

@@ -21,8 +21,15 @@ namespace fa3::hopper {
 //   Loads:  how K and V of a block are brought into a stage
 //   Scales: what the producer adds to a work tile
 //   Helper: what warps 1 to 3 of its warpgroup do
+//   restore(work, output): what V's encoding leaves to do to a thread's O
 template <Kernel C, KvLoaderKind = C.kv_loader()>
 struct KvLoaderOf;
+
+// V is stored as it is multiplied.
+struct PlainKv {
+  template <class Work, int Count>
+  static __device__ __forceinline__ void restore(const Work&, float (&)[Count]) {}
+};
 
 struct NoHelper {
   static constexpr bool kExists = false;

@@ -4,7 +4,7 @@
 // bytes a thread, to where TMA would have put them. For few queries they do so in any case,
 // since more of their copies are on the way at a time. They go by the work tiles that the consumers
 // get, and never wait for a copy: a stage's barrier counts an arrival of every thread, which the
-// hardware makes when the thread's copies are there. Next: mainloop.cuh.
+// hardware makes when the thread's copies are there. Next: forward/consumer/consumer.cuh.
 #pragma once
 
 #include "engine/hopper/forward/producer/load_tma_pages.cuh"
@@ -204,14 +204,14 @@ class CpAsyncLoader {
 };
 
 template <Kernel C>
-struct KvLoaderOf<C, KvLoaderKind::kPagesOrCpAsync> {
+struct KvLoaderOf<C, KvLoaderKind::kPagesOrCpAsync> : PlainKv {
   using Loads = WarpPages<C>;
   using Scales = NoTileScales<C>;
   using Helper = CpAsyncLoader<C>;
 };
 
 template <Kernel C>
-struct KvLoaderOf<C, KvLoaderKind::kCpAsync> {
+struct KvLoaderOf<C, KvLoaderKind::kCpAsync> : PlainKv {
   using Loads = CpAsyncKv<C>;
   using Scales = NoTileScales<C>;
   using Helper = CpAsyncLoader<C>;

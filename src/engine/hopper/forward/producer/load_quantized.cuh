@@ -32,6 +32,13 @@ struct KvLoaderOf<C, KvLoaderKind::kQuantized> {
   using Loads = WarpPages<C>;
   using Scales = CacheTileScales<C>;
   using Helper = Dequantizer<C>;
+
+  template <int Count>
+  static __device__ __forceinline__ void restore(const WorkTileOf<C>& work,
+                                                 float (&output)[Count]) {
+#pragma unroll
+    for (float& o : output) o *= work.place.value_scale;
+  }
 };
 
 }  // namespace fa3::hopper

@@ -73,7 +73,7 @@ class ClippedKv : public KvStages<C> {
 };
 
 template <Kernel C>
-struct KvLoaderOf<C, KvLoaderKind::kDense> {
+struct KvLoaderOf<C, KvLoaderKind::kDense> : PlainKv {
   using Loads = DenseKv<C>;
   using Scales = NoTileScales<C>;
   using Helper = NoHelper;

@@ -110,7 +110,7 @@ struct E4m3TileScales {
 };
 
 template <Kernel C>
-struct KvLoaderOf<C, KvLoaderKind::kE4m3> {
+struct KvLoaderOf<C, KvLoaderKind::kE4m3> : PlainKv {
   using Keys = std::conditional_t<C.general(), ThreadPages<C>, DenseKv<C>>;
   using Loads = E4m3Kv<C, Keys>;
   using Scales = E4m3TileScales<C>;

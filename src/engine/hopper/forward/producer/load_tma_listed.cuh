@@ -60,7 +60,7 @@ class ListedKv : public KvOfLists<C> {
 };
 
 template <Kernel C>
-struct KvLoaderOf<C, KvLoaderKind::kListed> {
+struct KvLoaderOf<C, KvLoaderKind::kListed> : PlainKv {
   using Loads = ListedKv<C>;
   using Scales = NoTileScales<C>;
   using Helper = NoHelper;

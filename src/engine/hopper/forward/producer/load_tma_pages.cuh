@@ -165,7 +165,7 @@ class WarpPages : public ClippedKv<C> {
 };
 
 template <Kernel C>
-struct KvLoaderOf<C, KvLoaderKind::kPages> {
+struct KvLoaderOf<C, KvLoaderKind::kPages> : PlainKv {
   using Loads = ThreadPages<C>;
   using Scales = NoTileScales<C>;
   using Helper = NoHelper;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer (paper, Algorithm 1): it announces tiles to the consumers and has their Q, K and V
 // loaded. It is made of the kernel's scheduler, KV loader and tile scales, which the
-// configuration names. Next: mainloop.cuh.
+// configuration names. Next: forward/consumer/consumer.cuh.
 #pragma once
 
 #include "engine/hopper/forward/producer/kv_loader.cuh"

@@ -13,7 +13,7 @@
 
 #include "engine/cuda/softmax/score_e4m3.cuh"
 #include "engine/hopper/catalogue.h"
-#include "engine/hopper/forward/consumer/promoted_sum.cuh"
+#include "engine/hopper/forward/policies/promoted_sum.cuh"
 #include "support/oracle/e4m3_sum.h"
 
 namespace fa3::hopper {

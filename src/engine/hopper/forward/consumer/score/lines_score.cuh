@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook of functions that add a line to a row's scores, or two that meet
 // (cuda/softmax/added_lines.h). Lines are found once a tile, and wait in shared memory for want of
-// registers. Next: score_hook.cuh.
+// registers. Next: forward/policies/scores_function.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/added_lines.h"

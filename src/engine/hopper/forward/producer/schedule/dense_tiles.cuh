@@ -31,7 +31,7 @@ class TileNumber {
 };
 
 template <Kernel C, class Issuing = ThreadIssuer>
-class DenseTiles {
+class DenseTiles : public NoSplits {
  public:
   using Issuer = Issuing;
   static constexpr bool kStartsEarly = false, kFinishesEarly = false;

@@ -50,6 +50,12 @@ class SplitTiles {
     writer_.write_blocks(work);
   }
   __device__ __forceinline__ void close(const Smem&) const {}
+  template <bool IsLast, int Count>
+  static __device__ __forceinline__ bool keep_split(const ForwardParams& params,
+                                                    const WorkTileOf<C>& work, int first_row,
+                                                    float (&output)[Count], const RowState& rows) {
+    return store_split<C>(params, work, first_row, output, rows);
+  }
   static __device__ __forceinline__ void combine(const ForwardParams&, Smem&) {}
 
  private:

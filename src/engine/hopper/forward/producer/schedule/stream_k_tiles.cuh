@@ -106,6 +106,21 @@ class StreamKTiles {
   static __device__ __forceinline__ bool describes_later() { return false; }
   __device__ __forceinline__ void describe_rest(WorkTileOf<C>&) const {}
   __device__ __forceinline__ void close(Smem& smem) const { splits_.close(smem); }
+  // IsLast: perhaps of the CTA's last tile, the only one that it may open without going through
+  // with it.
+  template <bool IsLast, int Count>
+  static __device__ __forceinline__ bool keep_split(const ForwardParams& params,
+                                                    const WorkTileOf<C>& work, int first_row,
+                                                    float (&output)[Count], RowState& rows) {
+    constexpr bool kMayOpen = C.combine() == CombineKind::kOpener;
+    if (kMayOpen && IsLast && joins_later_splits<C>(work)) {
+      if constexpr (kMayOpen) add_later_splits<C>(params, work, first_row, output, rows);
+      return false;
+    }
+    if (!store_split<C>(params, work, first_row, output, rows)) return false;
+    if constexpr (kMayOpen) tell_opener<C>(params, work.place.partial);
+    return true;
+  }
   static __device__ __forceinline__ void combine(const ForwardParams& params, Smem& smem) {
     if constexpr (kLastCtaCombines) {
       combine_tiles_of_cta<C>(params, smem.combine, int(thread_in_block()) - kWarpgroupSize);

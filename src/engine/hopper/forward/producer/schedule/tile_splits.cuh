@@ -3,11 +3,23 @@
 // stream_k_tiles.cuh.
 #pragma once
 
+#include "engine/cuda/softmax/epilogue.cuh"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/scheduler/sequence_window.cuh"
 #include "engine/hopper/scheduler/work_tile.cuh"
 
 namespace fa3::hopper {
+
+// Stores a warp's rows, the first of them `first_row` of the sequence, if their tile is a split.
+template <Kernel C, int Count>
+__device__ __forceinline__ bool store_split(const ForwardParams& params, const WorkTileOf<C>& work,
+                                            int first_row, float (&output)[Count],
+                                            const RowState& rows) {
+  if (work.place.partial == TileSplit::kNotSplit) return false;
+  cuda::store_partial(params.partials, work.place.partial, params.output.pack, work.queries,
+                      first_row, first_row - work.first_row, output, rows);
+  return true;
+}
 
 // The splits of a CTA. Sequences: the warp's view of them (sequence_window.cuh). Combine: who
 // combines them (kernel_combine.cuh, stream_k_tiles.cuh). IsDecoding: the launch is as

@@ -6,11 +6,16 @@
 
 #include <vector>
 
-#include "engine/hopper/forward/consumer/max_tracking.cuh"
-#include "engine/hopper/forward/consumer/promoted_sum.cuh"
-#include "engine/hopper/forward/consumer/score/e4m3_score.cuh"
-#include "engine/hopper/forward/consumer/score/quantized_score.cuh"
+#include "engine/hopper/forward/consumer/promoted_loop.cuh"
+#include "engine/hopper/forward/consumer/serial_loop.cuh"
 #include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/forward/policies/scores_cached.cuh"
+#include "engine/hopper/forward/policies/scores_capped.cuh"
+#include "engine/hopper/forward/policies/scores_e4m3.cuh"
+#include "engine/hopper/forward/policies/sum_continued.cuh"
+#include "engine/hopper/forward/policies/sum_promoted.cuh"
+#include "engine/hopper/forward/policies/weights_dropped.cuh"
+#include "engine/hopper/forward/policies/weights_listed.cuh"
 #include "engine/hopper/forward/producer/load_cp_async.cuh"
 #include "engine/hopper/forward/producer/load_quantized.cuh"
 #include "engine/hopper/forward/producer/load_tma_e4m3.cuh"

@@ -3,7 +3,7 @@
 // to a large sum, always towards zero. So the sum in its registers is a part of O, over a limited
 // number of keys, and where a part ends it is promoted: it joins the sum of the earlier parts. That
 // sum lies in shared memory, each thread's share for itself, in fp16 with a power of two for each
-// row. Next: consumer_state.cuh.
+// row. Next: sum_promoted.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/score_e4m3.cuh"

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The softmax of a block by a consumer warpgroup, and what becomes of a block whose P is of no use:
+// the guard of a guarded step has fired, or references are huge. Rare code, beside the online step.
+// Next: cuda/softmax/softmax.cuh, consumer.cuh.
+#pragma once
+
+#include "engine/cuda/softmax/recompute_score.cuh"
+#include "engine/hopper/forward/consumer/tile_state.cuh"
+
+namespace fa3::hopper {
+
+template <Kernel C>
+__device__ __forceinline__ void go_online(Consumer<C>& c) {
+  c.tile.set_mode(TileMode::kOnline);
+}
+
+// A row of whose first block the score function hides all has no reference for guarded steps. They
+// would find out, at the price of several steps.
+template <Kernel C>
+__device__ __forceinline__ void look_for_references(Consumer<C>& c, const RowState& rows) {
+  const bool lacks_one = rows.ref[0] == -kInfinity || rows.ref[1] == -kInfinity;
+  if (__any_sync(0xffffffff, lacks_one)) go_online(c);
+}
+
+// The online step of a block, behind its mask.
+template <Kernel C>
+__device__ __forceinline__ void weigh_online(Consumer<C>& c, ThreadTile<C>& r, bool starts_tile,
+                                             ScoreStep<C>& result) {
+  if (starts_tile) r.rows = RowState{};
+  if (c.scores.live_rows() == 0) {
+    result = {};
+    return;
+  }
+  if (c.is_masked()) c.weights.hide(c, r);
+  if (c.scores.live_rows() == 1) {
+    online_step<1>(r.scores, r.rows, c.scores, result);
+    return;
+  }
+  online_step<kRowsPerThread, !C.guarded()>(r.scores, r.rows, c.scores, result);
+  if (ScoresOf<C>::kMayHide && C.guarded() && starts_tile) look_for_references(c, r.rows);
+}
+
+// P becomes an operand, without what is dropped of it. The sums of P have it all.
+template <int Begin, Kernel C>
+__device__ __forceinline__ void pack(Consumer<C>& c, ThreadTile<C>& r) {
+  c.weights.draw_late(c, r);
+  c.sum.template pack<Begin, ThreadTile<C>::kScores>(r);
+  c.weights.drop(c, r);
+}
+
+// ---- Where P is of no use ----
+
+// Its scores are gone too: their block counts for nothing until recompute_block().
+template <Kernel C>
+__device__ __forceinline__ void lose_scores(Consumer<C>& c, ScoreStep<C>& result) {
+  result.block_sum[0] = result.block_sum[1] = 0.0f;
+  c.tile.lose_scores();
+}
+
+// Behind an online step. Its P are of no use beside a large reference, which is looked for late:
+// before the exponentials a vote is waited for.
+template <Kernel C>
+__device__ __forceinline__ void lose_huge_scores(Consumer<C>& c, const RowState& rows,
+                                                 ScoreStep<C>& result) {
+  if (C.guarded() && ScoresOf<C>::kRebases && any_is_large(rows.ref)) lose_scores(c, result);
+}
+
+// After this many fired guards in a tile a warp takes the rest of it by online steps: one costs
+// less than a fired guard. Measured: docs/lab/hopper.md.
+inline constexpr int kMostGuardFires = 3;
+inline constexpr int kMostCounted = 255;
+
+// Counts a fired guard. With headroom one fires seldom, and pays for itself if another block passes
+// before the next.
+template <Kernel C>
+__device__ __forceinline__ bool fires_too_often(const Consumer<C>& c) {
+  WorkTileOf<C>& work = c.work_tile();
+  unsigned char& fired = work.fired_guards[c.warp()];
+  if (ptx::lane() == 0 && fired < kMostCounted) ++fired;
+  __syncwarp();
+  const int count = fired;
+  const int visited = work.mine[c.warpgroup].count - c.tile.block();
+  return count >= kMostGuardFires && 2 * count > visited;
+}
+
+// The guard has fired in this warp: brings its P back into range, and O with it, or gives up the
+// block's scores.
+template <Kernel C>
+__device__ __forceinline__ void after_guard_fired(Consumer<C>& c, ThreadTile<C>& r,
+                                                  ScoreStep<C>& result) {
+  if constexpr (C.has_headroom()) {
+    if (fires_too_often(c)) go_online(c);
+  } else {
+    WorkTileOf<C>& work = c.work_tile();
+    const unsigned warp = c.warp();
+    if (ptx::lane() == 0) ++work.fired_guards[warp];
+    __syncwarp();
+    if (work.fired_guards[warp] >= kMostGuardFires) go_online(c);
+  }
+  if (can_rescale_after_guard(result)) {
+    rescale_after_guard<ScoresOf<C>>(r.scores, r.rows, result);
+    c.sum.rescale(r, result);
+    c.sum.template pack<0, consumer_tuning(C).early_p>(r);
+  } else {
+    lose_scores(c, result);
+  }
+}
+
+// The scores of a consumer warp's rows and one block of keys, in pages or not.
+template <Kernel C>
+__device__ __forceinline__ void recompute_scores(float (&scores)[C.shape.block_n / 2],
+                                                 const ForwardParams& params,
+                                                 const WorkTileOf<C>& work, int first_row,
+                                                 int block) {
+  int first_key = work.first_key + block * C.shape.block_n;
+  if constexpr (C.block_mask()) {
+    first_key = cuda::listed_key(work.place.blocks, block * C.shape.block_n);
+  }
+  const int num_keys = work.keys.count - first_key;
+  if constexpr (C.general() || !C.block_mask()) first_key += work.keys.begin;
+  const int kv_head = work.queries.pack / params.packs_per_kv_head;
+  if constexpr (consumer_tuning(C).recomputes_pages) {
+    const PagedKeys& paged = params.paged;
+    if (paged.page_size > 0) {
+      using Key = PagedKey<C.types().product>;
+      const int32_t* const table = paged.table + work.keys.batch * paged.table_stride;
+      recompute_score<C.types().product, C.shape.head_dim>(
+          scores, params.q, work.queries.batch,
+          LaneRows(params.output.pack, work.queries, first_row, thread_in_block()),
+          Key{params.k, table, unsigned(paged.page_size), paged.num_pages, kv_head,
+              first_key * Key::kRow},
+          Key::kRow, num_keys);
+      return;
+    }
+  }
+  recompute_score<C.types().product, C.shape.head_dim>(
+      scores, params.q, work.queries.batch,
+      LaneRows(params.output.pack, work.queries, first_row, thread_in_block()),
+      params.k.at<C.types().product>(work.keys.batch, kv_head, first_key), params.k.strides.row,
+      num_keys);
+}
+
+// Recomputes the lost scores of the last block. The tile goes on by online steps, unless it tracks
+// the maximum.
+template <Kernel C>
+__device__ __forceinline__ void recompute_block(Consumer<C>& c, ThreadTile<C>& r) {
+  c.tile.recover_scores();
+  if (!consumer_tuning(C).tracks_max || c.tile.mode() != TileMode::kMaxTracking) go_online(c);
+  const WorkTileOf<C>& work = c.work_tile();
+  c.scores.load_ahead(c, r, c.tile.first_key());
+  recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
+  c.scores.recompute(c, r);
+  // e4m3 loses scores in guarded steps alone, which have no mask.
+  if (ScoresOf<C>::kRebases && c.is_masked()) c.weights.hide(c, r);
+  ScoreStep<C> result;
+  online_step(r.scores, r.rows, c.scores, result);
+  c.sum.rescale(r, result);
+  r.add_sums(result);
+  c.weights.draw_early(c, r);
+  pack<0>(c, r);
+}
+
+}  // namespace fa3::hopper
