@@ -130,7 +130,9 @@ def forward(
     the step guarded and ordinary; a block done again. Softcap of large products has one more
     exponential in three places: first block, step, a block done again. Kernels without guarded
     steps (quantized caches) lack these and the block done again, and pack nothing early; those for
-    few queries have each softmax twice, once for the first of a thread's two rows alone.
+    few queries have each softmax twice, once for the first of a thread's two rows alone. The
+    compiler may repeat one softmax for a warp that has diverged. While a block is done again, O
+    waits in local memory, two numbers an access.
     """
     if e4m3:
         return forward_e4m3(d, block_m, block_n, variant, transposes)
@@ -146,6 +148,9 @@ def forward(
         spilled = DROPOUT_SPILLED.get(d, 0) if block_m == 192 else 0
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
     factors = 10  # two where rows go on from others
+    if guarded:
+        spilled += dv // 4
+        factors += block_n // 2
     if variant == STREAM_K:
         factors += MERGED if block_m == 64 else JOINED
     if narrow and block_m == 64:

@@ -140,12 +140,33 @@ __device__ __forceinline__ void recompute_scores(float (&scores)[C.shape.block_n
       num_keys);
 }
 
+// O in local memory: beside rare code there are no registers for it, and the steps would spill.
+template <Kernel C>
+class ParkedOutput {
+ public:
+  __device__ __forceinline__ void park(const ThreadTile<C>& r) {
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) output_[i] = r.output[i];
+  }
+  __device__ __forceinline__ void restore(ThreadTile<C>& r) const {
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) r.output[i] = output_[i];
+  }
+
+ private:
+  static constexpr int kNumbers = C.shape.head_dim_v / 2;
+  volatile float output_[kNumbers];
+};
+
 // Recomputes the lost scores of the last block. The tile goes on by online steps, unless it tracks
 // the maximum.
 template <Kernel C>
 __device__ __forceinline__ void recompute_block(Consumer<C>& c, ThreadTile<C>& r) {
   c.tile.recover_scores();
   if (!consumer_tuning(C).tracks_max || c.tile.mode() != TileMode::kMaxTracking) go_online(c);
+  constexpr bool kParks = ScoresOf<C>::kRebases;
+  ParkedOutput<C> parked;
+  if (kParks) parked.park(r);
   const WorkTileOf<C>& work = c.work_tile();
   c.scores.load_ahead(c, r, c.tile.first_key());
   recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
@@ -154,6 +175,7 @@ __device__ __forceinline__ void recompute_block(Consumer<C>& c, ThreadTile<C>& r
   if (ScoresOf<C>::kRebases && c.is_masked()) c.weights.hide(c, r);
   ScoreStep<C> result;
   online_step(r.scores, r.rows, c.scores, result);
+  if (kParks) parked.restore(r);
   c.sum.rescale(r, result);
   r.add_sums(result);
   c.weights.draw_early(c, r);

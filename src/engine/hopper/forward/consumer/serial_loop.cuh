@@ -45,17 +45,14 @@ __device__ __forceinline__ void follow_maximum(Consumer<C>& c, ThreadTile<C>& r,
   c.sum.rescale(r, result);
 }
 
-// Lost scores again. There are no registers for that beside O, which waits in local memory.
+// Lost scores again.
 template <Kernel C>
 __device__ __forceinline__ void recompute_beside_output(Consumer<C>& c, ThreadTile<C>& r) {
-  constexpr int kNumbers = C.shape.head_dim_v / 2;
-  volatile float parked[kNumbers];
-#pragma unroll
-  for (int i = 0; i < kNumbers; ++i) parked[i] = r.output[i];
+  ParkedOutput<C> parked;
+  parked.park(r);
   const WorkTileOf<C>& work = c.work_tile();
   recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
-#pragma unroll
-  for (int i = 0; i < kNumbers; ++i) r.output[i] = parked[i];
+  parked.restore(r);
 }
 
 // S becomes P, by an online or a guarded step; where the latter loses its scores, by an online step
