@@ -7,9 +7,15 @@
 #include "engine/hopper/forward/consumer/score/lines_score.cuh"
 #include "engine/hopper/forward/policies/scores.cuh"
 #include "engine/hopper/pipeline/pipeline.cuh"
+#include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/wgmma.cuh"
 
 namespace fa3::hopper {
+
+// Whether this lane arrives for its warp.
+__device__ __forceinline__ bool leads_warp() {
+  return ptx::kEveryLaneArrives || ptx::lane() == 0;
+}
 
 // `c` is the Consumer, `r` the ThreadTile.
 template <class Hook>
@@ -62,7 +68,7 @@ class CapturedCursor {
   template <class Consumer>
   __device__ __forceinline__ void release(const Consumer& c) {
     __syncwarp();
-    if (arrives_for_warp()) c.stages.at().captured_pipeline().release(state_.stage());
+    if (leads_warp()) c.stages.at().captured_pipeline().release(state_.stage());
     state_.advance();
   }
 
@@ -169,7 +175,7 @@ struct AddedKeyTerms : AddedScores<C> {
   }
   template <class Consumer>
   __device__ __forceinline__ void release(const Consumer& c) {
-    if (arrives_for_warp()) c.stages.at().key_term_pipeline().release(state_.stage());
+    if (leads_warp()) c.stages.at().key_term_pipeline().release(state_.stage());
     state_.advance();
   }
   template <class Consumer>
