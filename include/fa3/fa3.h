@@ -121,12 +121,11 @@ typedef struct fa3_tensor {
 
 /** A tensor that a score function reads: elements of any type, which the text names. */
 typedef struct fa3_captured_tensor {
-  const void* data;        /**< in the memory of q */
-  int32_t rank;            /**< dimensions, 0 to FA3_MAX_CAPTURED_RANK */
-  int32_t stores_gradient; /**< 1: `gradient` has elements of q's type, which are stored */
-  int64_t shape[4];        /**< extents, 1 to 2^31 - 1 */
-  int64_t stride[4];       /**< steps in elements, less than 2^31 */
-  float* gradient; /**< row-major, of its shape: a backward pass adds to it; null: not wanted */
+  const void* data;  /**< in the memory of q */
+  int32_t rank;      /**< dimensions, 0 to FA3_MAX_CAPTURED_RANK */
+  int64_t shape[4];  /**< extents, 1 to 2^31 - 1 */
+  int64_t stride[4]; /**< steps in elements, less than 2^31 */
+  float* gradient;   /**< row-major, of its shape: a backward pass adds to it; null: not wanted */
 } fa3_captured_tensor;
 
 enum {
@@ -137,34 +136,69 @@ enum {
   FA3_MAX_CAPTURED_TENSORS = 8 /**< most of a score function */
 };
 
+/** What the text of a score function is the body of. `score` is `scale * q.k`; b counts sequences,
+ * h query heads, q_idx and kv_idx the rows of a sequence. x is the function's element. */
+typedef enum fa3_score_kind {
+  /** `float f(float score, float x, int b, int h, int q_idx, int kv_idx)`: the new score. */
+  FA3_SCORE_ANY,
+  /** `float f(float x, int b, int h, int q_idx, int kv_idx)`: a number that is added to the score,
+   * as in all kinds below. Kernels begin their products with it, which costs the least. */
+  FA3_SCORE_ADDED,
+  /** `float f(int b, int h, int kv_idx)`: computed once for all queries of a tile. */
+  FA3_SCORE_KEY_TERM,
+  /** `Line f(int b, int h, int q_idx, int kv_idx)` returns `{number, step}`: the number, and by how
+   * much it changes to the next key's, which is the same along a row. ALiBi is one. */
+  FA3_SCORE_ROW_LINE,
+  /** The same, where the step may change once along a row: two lines meet. */
+  FA3_SCORE_ROW_LINES
+} fa3_score_kind;
+
+/** How the place of x in its tensor follows from the key. `indices` is the body of a function that
+ * returns `at(i, ...)`. */
+typedef enum fa3_element_kind {
+  /** There is no element, and x is 0. */
+  FA3_ELEMENT_NONE,
+  /** x is at (i, ..., q_idx, kv_idx), of 16 bits; `indices(int b, int h)`. Of a bias as large as
+   * the scores a kernel may bring whole tiles. */
+  FA3_ELEMENT_OF_SCORE,
+  /** x is at (i, ..., kv_idx), of 16 bits; `indices(int b, int h, int q_idx)`. A kernel may load it
+   * ahead. */
+  FA3_ELEMENT_OF_KEY,
+  /** x is at (i, ...); `indices(int b, int h, int q_idx, int kv_idx)`. The last index grows by
+   * `step` from key to key, and no other depends on kv_idx: a table of relative positions. */
+  FA3_ELEMENT_RUN,
+  /** The same, where bounds may hold the last index, which then stays. It is nowhere negative. */
+  FA3_ELEMENT_CLAMPED_RUN
+} fa3_element_kind;
+
+/** The one element of a captured tensor that a function gets as x. */
+typedef struct fa3_score_element {
+  int32_t kind;            /**< fa3_element_kind */
+  int32_t tensor;          /**< its number */
+  int32_t step;            /**< of a run */
+  int32_t stores_gradient; /**< 1: the tensor's gradient is stored: see fa3_score_function */
+  int32_t head_index;      /**< which of `indices` depends on h; -1: none. Heads that read the same
+                                elements run together. */
+  const char* type;        /**< of the tensor's elements, as in load<T, n> */
+  const char* indices;     /**< `return at(h, q_idx - kv_idx + 511);`; read during the call */
+} fa3_score_element;
+
 /** A score function of the caller's: CUDA text that becomes a part of the kernel.
  *
- * `text` is the body of
+ * What it returns takes the score's place before mask and softmax; -inf hides the key. The text may
+ * call `tangent(x)`, which is tanh, and load captured tensors: `load<T, n>(i, ...)` is an element
+ * of tensor n of type T (float, int32_t, int64_t, bool, ..., Half, Bfloat), one index a dimension:
+ * negative ones count from the end, then all are clamped, so that nothing outside of the tensor is
+ * read. Indices of `at(i, ...)` are alike. x is what `load` gives: of a tensor of integers an int.
  *
- *     float f(float score, int b, int h, int q_idx, int kv_idx)
+ * Every function can be FA3_SCORE_ANY without an element. A caller who says more gets faster
+ * kernels:
  *
- * score is `scale * q.k`; b counts sequences, h query heads, q_idx and kv_idx the rows of a
- * sequence. What it returns takes the score's place before mask and softmax; -inf hides the key.
- * `load<T, n>(i, ...)` is an element of captured tensor n of type T (float, int32_t, int64_t, bool,
- * ..., Half, Bfloat), one index a dimension: negative ones count from the end, then all are
- * clamped, so that nothing outside of the tensor is read. `load_of_key<T, n>(kv_idx, i, ...)` is
- * `load<T, n>(i, ..., kv_idx)` of a type of 16 bits, where no other index depends on kv_idx: a
- * kernel may load it ahead. `load_of_score<T, n>(q_idx, kv_idx, i, ...)` is that of
- * `load<T, n>(i, ..., q_idx, kv_idx)`, where no index i depends on q_idx either: of a bias as large
- * as the scores a kernel may bring whole tiles. A text has one of the two, once.
- *
- *     return score + load<float, 0>(h) * (kv_idx - q_idx);
- *
- * A text that ends in its one `return score + name;`, and has the score nowhere else, says that it
- * adds to the score: kernels then begin their products with that, which costs the least. In place
- * of the name there may be `linear(name, step)`, where the number changes by `step` from key to
- * key, as ALiBi's does, or `piecewise_linear(name, step)`, where two lines meet: up to there it
- * changes by one step, behind it by another; or `key_term(name)`, where the number does not depend
- * on q_idx: it is computed once for all queries of a tile. And such a text may load, once, by
- * `load_run<T, n, 1>(index, i, ...)`, which is `load<T, n>(i, ..., index)` where the index grows by
- * 1 (or another constant) from key to key and no index i depends on kv_idx: a table of relative
- * positions. `load_clamped_run` is the same where bounds may hold the index, which then stays; it
- * is nowhere negative.
+ *     {.kind = FA3_SCORE_ROW_LINE,
+ *      .text = "const float slope = load<float, 0>(h); return {slope * (kv_idx - q_idx), slope};"}
+ *     {.kind = FA3_SCORE_ADDED, .text = "return x;",
+ *      .element = {.kind = FA3_ELEMENT_RUN, .step = -1, .type = "Half",
+ *                  .indices = "return at(h, q_idx - kv_idx + 511);"}}
  *
  * The first call compiles it, in a second or two, by libnvrtc (which FA3_NVRTC or `compiler` name,
  * or the loader finds); later calls, and later processes of the same user, find the machine code
@@ -172,7 +206,8 @@ enum {
  * On GPUs since Ampere, in 16 bits; over caches too, also of FP8, where kv_idx counts from the
  * first key behind left_padding. Not with softcap, dropout or FP8 queries.
  *
- * A backward pass has two more texts, as no derivative is derived here. `slope` is the body of
+ * A backward pass has two more texts, as no derivative is derived here. `slope`, of FA3_SCORE_ANY
+ * alone, is the body of
  *
  *     float df_dscore(float score, int b, int h, int q_idx, int kv_idx)
  *
@@ -184,29 +219,36 @@ enum {
  * grows by 1 (or -1) from key to key and falls by as much from query to query: once, outside of any
  * branch.
  *
- * Where the slope is 1, the gradient of what load_of_score() loads is that of the score: with
- * stores_gradient it is stored as it comes, once for each score that the masks leave, provided that
- * no two scores load one element; `gradients`, which may be empty, then says nothing of it. On
- * Hopper, to head dims of 128, where TMA takes the tensor and its gradient: multiples of 16 bytes;
- * else FA3_UNSUPPORTED. `score` is what f was given, in float16; then the slope is taken there,
- * too.
+ *     void g(float gradient, int b, int h, int q_idx, int kv_idx)
+ *     add_for_tile<0>(gradient * (kv_idx - q_idx), h);
  *
- *     void g(float gradient, float score, int b, int h, int q_idx, int kv_idx)
- *     add_for_tile<0>(gradient * (kv_idx - q_idx), h); */
+ * With gradients_use_score, g has a second argument `float score`: what f was given, in float16.
+ * The slope is then taken there, too.
+ *
+ * Where the slope is 1, the gradient of an element of FA3_ELEMENT_OF_SCORE is that of the score.
+ * With stores_gradient it is stored as it comes, in q's type, once for each score that the masks
+ * leave, provided that no two scores read one element; `gradients`, which may be empty, then says
+ * nothing of it. On Hopper, to head dims of 128, where TMA takes the tensor and its gradient:
+ * multiples of 16 bytes; else FA3_UNSUPPORTED. */
 typedef struct fa3_score_function {
+  int32_t kind;                       /**< fa3_score_kind: what `text` is the body of */
   const char* text;                   /**< the body; read during the call */
+  fa3_score_element element;          /**< what x is */
   const fa3_captured_tensor* tensors; /**< `num_tensors` of them, or null */
   int32_t num_tensors;                /**< 0 to FA3_MAX_CAPTURED_TENSORS */
   int32_t may_hide; /**< 1: it returns -inf for many keys, and the kernel is compiled for that */
-  const char* compiler; /**< the path of libnvrtc, or null */
-
-  /* Of backward passes: */
-  const char* slope;     /**< null: 1, wherever f is not -inf */
-  const char* gradients; /**< null: captured tensors have none */
+  int32_t repeats_tangents; /**< 1: `text` calls tangent() and loads nothing: a kernel may run it
+                                 twice, first for tangents near 0 alone, which cost a third */
 
   /** 1: the call makes its kernel, for calls like it, and computes nothing: what a server does
    * before its first request. Threads that make different kernels do so at once. */
   int32_t only_compiles;
+  const char* compiler; /**< the path of libnvrtc, or null */
+
+  /* Of backward passes: */
+  const char* slope;           /**< null: 1, wherever f is not -inf */
+  const char* gradients;       /**< null: captured tensors have none */
+  int32_t gradients_use_score; /**< 1: `gradients` has the argument `score` */
 } fa3_score_function;
 
 /** What an engine makes of a block mask, made once for many calls.

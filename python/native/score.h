@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A score function as Python gives it: (text, may_hide, path of libnvrtc or None, captured
-// tensors); in a backward pass also the texts of slope and gradients, or None, and for each
-// captured tensor None, or (its gradient, whether that is stored); then whether the call only
+// A score function as Python gives it: (Pieces, may_hide, path of libnvrtc or None, captured
+// tensors); in a backward pass also GradientTexts (python/fa3/flex/function/pieces.py), and for
+// each captured tensor None, or (its gradient, whether that is stored); then whether the call only
 // compiles. Next: passes.h.
 #pragma once
 
@@ -19,13 +19,15 @@ class ScoreFunction {
   // Null, with a Python exception set, where the tuple is none of these. What it points to lives as
   // long as the tuple does.
   const fa3_score_function* read(PyObject* given) {
-    PyObject *text = nullptr, *compiler = nullptr, *tensors = nullptr;
+    PyObject *text = nullptr, *element = nullptr, *compiler = nullptr, *tensors = nullptr;
     PyObject *slope = Py_None, *gradients = Py_None, *totals = nullptr;
-    if (!PyArg_ParseTuple(given, "UpOO!|OOO!p", &text, &score_.may_hide, &compiler, &PyTuple_Type,
-                          &tensors, &slope, &gradients, &PyTuple_Type, &totals,
-                          &score_.only_compiles)) {
+    if (!PyArg_ParseTuple(given, "(iUOp)pOO!|(OOp)O!p", &score_.kind, &text, &element,
+                          &score_.repeats_tangents, &score_.may_hide, &compiler, &PyTuple_Type,
+                          &tensors, &slope, &gradients, &score_.gradients_use_score, &PyTuple_Type,
+                          &totals, &score_.only_compiles)) {
       return nullptr;
     }
+    if (!read_element(element)) return nullptr;
     const Py_ssize_t count = PyTuple_Size(tensors);
     if (count > FA3_MAX_CAPTURED_TENSORS) {
       raise(FA3_UNSUPPORTED, "score_mod: expected %d captured tensors at most, got %zd",
@@ -36,7 +38,9 @@ class ScoreFunction {
       fa3_captured_tensor* const tensor = &tensors_[size_t(i)];
       if (!read_tensor(PyTuple_GetItem(tensors, i), tensor)) return nullptr;
       PyObject* const total = totals != nullptr ? PyTuple_GetItem(totals, i) : Py_None;
-      if (total == nullptr || !read_gradient(total, tensor)) return nullptr;
+      int stores = 0;
+      if (total == nullptr || !read_gradient(total, tensor, &stores)) return nullptr;
+      if (i == score_.element.tensor) score_.element.stores_gradient = stores;
     }
     score_.tensors = tensors_.data();
     score_.num_tensors = static_cast<int32_t>(count);
@@ -51,6 +55,15 @@ class ScoreFunction {
     if (from == Py_None) return true;
     *to = PyUnicode_AsUTF8AndSize(from, nullptr);
     return *to != nullptr;
+  }
+
+  bool read_element(PyObject* from) {
+    if (from == Py_None) return true;
+    fa3_score_element* const to = &score_.element;
+    PyObject *type = nullptr, *indices = nullptr;
+    return PyArg_ParseTuple(from, "iiiiUU", &to->kind, &to->tensor, &to->step, &to->head_index,
+                            &type, &indices) &&
+           read_text(type, &to->type) && read_text(indices, &to->indices);
   }
 
   bool read_tensor(PyObject* from, fa3_captured_tensor* to) {
@@ -79,15 +92,13 @@ class ScoreFunction {
     return true;
   }
 
-  bool read_gradient(PyObject* from, fa3_captured_tensor* to) {
+  bool read_gradient(PyObject* from, fa3_captured_tensor* to, int* stores) {
     if (from == Py_None) return true;
     PyObject* total = nullptr;
-    int stores = 0;
     dlpack::Tensor tensor{};
-    if (!PyArg_ParseTuple(from, "Op", &total, &stores)) return false;
+    if (!PyArg_ParseTuple(from, "Op", &total, stores)) return false;
     if (!borrowed_->look_at(total, "score_mod", Access::write, &tensor)) return false;
     to->gradient = reinterpret_cast<float*>(static_cast<char*>(tensor.data) + tensor.byte_offset);
-    to->stores_gradient = stores;
     return true;
   }
 

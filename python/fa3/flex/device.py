@@ -16,6 +16,7 @@ import torch
 from fa3 import _native
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex.call import deterministic
+from fa3.flex.function.pieces import NO_GRADIENTS
 from fa3.flex.function.text import NARROW
 from fa3.torch import operators
 
@@ -50,7 +51,7 @@ def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
     def run(function, options):
         score = *head_of(function, call.longest), captured[: len(function.types)]
         if is_only_compiling():
-            score = *score, None, None, (None,) * len(function.types), True
+            score = *score, NO_GRADIENTS, (None,) * len(function.types), True
         _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *options)
 
     return (out, lse) if by_a_kernel(call, blocks, run) else None
@@ -81,7 +82,7 @@ def head_of(function, longest):
     """What the compiled module reads of a function beside its tensors, made once."""
     head = function.heads.get(longest)
     if head is None:
-        head = function.text(longest), function.may_hide, nvrtc_path()
+        head = function.pieces(longest), function.may_hide, nvrtc_path()
         function.heads[longest] = head
     return head
 
@@ -126,11 +127,11 @@ def backward(call, wanted, saved, tensors, blocks, do, dlse, totals, stored=None
             total.zero_()
         count = len(function.types)
         added = tuple(n for n in wanted if n < count and n != stored)
-        slope, gradients_text = function.gradient_texts(added, most)
-        texts = slope, "" if stored is not None and gradients_text is None else gradients_text
+        texts = function.gradient_texts(added, most)
+        if stored is not None and texts.gradients is None:
+            texts = texts._replace(gradients="")
         sums = (*((totals[n], n == stored) if n in totals else None for n in range(count)),)
-        tensors_and_texts = captured[:count], *texts
-        score = *head_of(function, most), *tensors_and_texts, sums, is_only_compiling()
+        score = *head_of(function, most), captured[:count], texts, sums, is_only_compiling()
         if torch.are_deterministic_algorithms_enabled():
             options = deterministic(options)
         given = operators.readable_by_tma(do), q, k, v, out, lse, dlse, *gradients, None

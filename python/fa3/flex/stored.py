@@ -5,7 +5,8 @@ gradients are added up in float32. Next: device.py.
 """
 
 from fa3.flex.function.graph import BATCH, COTANGENT, HEAD
-from fa3.flex.function.text import NARROW, others_of_score
+from fa3.flex.function.pieces import OF_SCORE
+from fa3.flex.function.text import LONGEST
 
 WHOLE = 8  # elements of 16 bits in the 16 bytes that TMA wants rows to be multiples of
 
@@ -13,25 +14,23 @@ WHOLE = 8  # elements of 16 bits in the 16 bytes that TMA wants rows to be multi
 def stored_of(call, wanted, q, k, tensors):
     """Its number among the captured tensors, or None."""
     functions = [call.function] if call.listed is None else [call.function, call.listed.function]
-    found = {number_of(f, tensors, wanted, q, k, call.lengths) for f in functions}
+    found = {number_of(f, tensors, wanted, q, k, call.lengths, call.longest) for f in functions}
     return found.pop() if len(found) == 1 else None
 
 
-def number_of(function, tensors, wanted, q, k, lengths):
+def number_of(function, tensors, wanted, q, k, lengths, longest=LONGEST):
     wanted = tuple(n for n in wanted if n < len(function.types))
     graph, gradient = function.graph, function.gradient(wanted)
-    if graph.nodes[gradient.score].op != COTANGENT:
+    element = function.pieces(longest).element
+    if graph.nodes[gradient.score].op != COTANGENT or element is None or element.kind != OF_SCORE:
         return None
-    for load, value in gradient.loads:
-        node = graph.nodes[load]
-        tensor = tensors[node.value]
-        loads = sum(graph.nodes[n].value == node.value for n, _ in gradient.loads)
-        others = others_of_score(graph, node)
-        if loads > 1 or others is None or graph.nodes[value].op != COTANGENT:
-            continue
-        if tensor.dtype in NARROW and one_to_one(graph, others, tensor.shape, q, k, lengths):
-            return node.value
-    return None
+    number = element.tensor
+    loads = [pair for pair in gradient.loads if graph.nodes[pair[0]].value == number]
+    if len(loads) != 1 or graph.nodes[loads[0][1]].op != COTANGENT:
+        return None
+    *others, _, _ = graph.nodes[loads[0][0]].arguments
+    is_stored = one_to_one(graph, others, tensors[number].shape, q, k, lengths)
+    return number if is_stored else None
 
 
 def one_to_one(graph, others, shape, q, k, lengths):

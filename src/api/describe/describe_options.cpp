@@ -90,6 +90,41 @@ Status describe_dropout(const fa3_options& options, Dropout* dropout) {
   return {};
 }
 
+// Judges what a score function says of itself.
+Status describe_pieces(const fa3_score_function& score) {
+  const fa3_score_element& element = score.element;
+  if (score.kind < FA3_SCORE_ANY || score.kind > FA3_SCORE_ROW_LINES) {
+    return invalid("score: expected a kind of FA3_SCORE_ANY to FA3_SCORE_ROW_LINES, got ",
+                   score.kind);
+  }
+  if (score.slope != nullptr && score.kind != FA3_SCORE_ANY) {
+    return invalid("score: expected no slope of a function that adds to the score, or the kind ",
+                   "FA3_SCORE_ANY; got a slope and the kind ", score.kind);
+  }
+  if (element.kind == FA3_ELEMENT_NONE) return {};
+  if (element.kind < FA3_ELEMENT_NONE || element.kind > FA3_ELEMENT_CLAMPED_RUN) {
+    return invalid("score: expected an element of kind FA3_ELEMENT_NONE to ",
+                   "FA3_ELEMENT_CLAMPED_RUN, got ", element.kind);
+  }
+  if (score.kind > FA3_SCORE_ADDED) {
+    return invalid("score: expected an element with FA3_SCORE_ANY or FA3_SCORE_ADDED alone, got ",
+                   "one with the kind ", score.kind);
+  }
+  if (element.tensor < 0 || element.tensor >= score.num_tensors) {
+    return invalid("score: expected an element of one of ", score.num_tensors,
+                   " captured tensors, got number ", element.tensor);
+  }
+  if (element.type == nullptr || element.indices == nullptr) {
+    return invalid("score: expected the texts `type` and `indices` of an element, got a null ",
+                   "pointer");
+  }
+  if (element.stores_gradient != 0 && element.kind != FA3_ELEMENT_OF_SCORE) {
+    return invalid("score: expected stores_gradient with FA3_ELEMENT_OF_SCORE, got the kind ",
+                   element.kind);
+  }
+  return {};
+}
+
 // Judges a score function; what its captured tensors hold is not read.
 Status describe_score(const fa3_score_function* score, Problem* problem) {
   problem->score = score;
@@ -102,6 +137,7 @@ Status describe_score(const fa3_score_function* score, Problem* problem) {
   if (score->tensors == nullptr && score->num_tensors > 0) {
     return invalid("score: expected ", score->num_tensors, " captured tensors, got a null pointer");
   }
+  FA3_TRY(describe_pieces(*score));
   for (int32_t i = 0; i < score->num_tensors; ++i) {
     const fa3_captured_tensor& tensor = score->tensors[i];
     if (tensor.data == nullptr || tensor.rank < 0 || tensor.rank > FA3_MAX_CAPTURED_RANK) {
@@ -125,7 +161,7 @@ Status describe_score(const fa3_score_function* score, Problem* problem) {
       return invalid("score: expected the text `gradients`, which adds to that of captured tensor ",
                      i, ", got a null pointer");
     }
-    if (tensor.stores_gradient != 0) continue;
+    if (score->element.stores_gradient != 0 && i == score->element.tensor) continue;
     if (count > INT32_MAX) {
       return unsupported("score: a gradient of more than 2^31 - 1 elements, of captured tensor ",
                          i);

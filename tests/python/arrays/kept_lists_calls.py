@@ -70,7 +70,7 @@ def forward(blocks, bits=None, q=Q, allocate=lend, **named):
 
 
 def scored(blocks):
-    score = "return score;", 0, None, ()
+    score = (0, "return score;", None, False), 0, None, ()
     _native.forward_with_score(lend, score, Q, Q, Q, Q, None, *options(blocks))
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from builds import ROOT
 
+from fa3.flex.function import pieces
 from fa3.flex.function.interpret import evaluate
-from fa3.flex.function.text import text_of
+from fa3.flex.function.pieces import NO_GRADIENTS, pieces_of
 from fa3.flex.known_functions import function_of
 
 COMPILER = shutil.which("g++")
@@ -21,86 +22,72 @@ PROGRAM = """
 #include <cmath>
 #include <cstdint>
 using namespace std;
+#define FA3_SCORE_FUNCTION %s
+#include "engine/cuda/softmax/score_captures.h"
+#undef FA3_SCORE_FUNCTION  // what warps do together is left out
 #include "engine/cuda/softmax/score_gradient.cuh"
 namespace fa3::cuda {
-inline float ScoreFunction::of(float score, int b, int h, int q_idx, int kv_idx) const {
-%s}
+%s
 inline float ScoreFunction::slope(float score, int b, int h, int q_idx, int kv_idx) const {
 %s}
 inline void ScoreGradient::of(float gradient, float score, int b, int h, int q_idx, int kv_idx) {
 %s}
 }
-extern "C" void compute(const fa3::cuda::ScoreCaptures* captures, const float* scores,
-                        const int* places, float* results, int count) {
-  const fa3::cuda::ScoreFunction function{*captures};
+using namespace fa3::cuda;
+// What kernels compute at each place: for_each(compute) fills the results.
+template <class Compute>
+void for_each(const ScoreCaptures* captures, const float* scores, const int* places, float* results,
+              int count, const Compute& compute) {
+  const ScoreFunction function{*captures};
   for (int i = 0; i < count; ++i, places += 4) {
-    results[i] = function.of(scores[i], places[0], places[1], places[2], places[3]);
+    results[i] = compute(function, scores[i], places[0], places[1], places[2], places[3]);
   }
 }
-// By the words of two neighbours each, where a tensor has them.
-extern "C" void compute_by_pairs(const fa3::cuda::ScoreCaptures* captures, const float* scores,
-                                 const int* places, float* results, int count) {
-  const fa3::cuda::ScoreFunction function{*captures};
-  for (int i = 0; i < count; ++i, places += 4) {
-    fa3::cuda::ScoreFunction other = function;
-    const int first = places[3] & ~1;
-    const void* place = nullptr;
-    uint32_t word = 0;
-    results[i] = NAN;
-    if (!function.has_pairs<0>(first, 2) || function.has_pairs<0>(first + 1, 1)) continue;
-    other.pair.place = &place;
-    other.of(scores[i], places[0], places[1], places[2], first);
-    word = fa3::cuda::score::load_pair(place);
-    other.pair = {&word, first != places[3]};
-    results[i] = other.of(scores[i], places[0], places[1], places[2], places[3]);
-  }
+extern "C" void compute(const ScoreCaptures* captures, const float* scores, const int* places,
+                        float* results, int count) {
+  for_each(captures, scores, places, results, count,
+           [](const ScoreFunction& f, float score, int b, int h, int q, int k) {
+    return f.of(score, b, h, q, k);
+  });
 }
-// By where load_run() finds the elements of a key and of some before it.
-extern "C" void compute_by_runs(const fa3::cuda::ScoreCaptures* captures, const float* scores,
+"""
+FURTHER = """
+extern "C" void compute_further(const ScoreCaptures* captures, const float* scores,
                                 const int* places, float* results, int count) {
-  for (int i = 0; i < count; ++i, places += 4) {
-    fa3::cuda::ScoreFunction function{*captures};
-    fa3::cuda::Run run{};
-    const int first = places[3] < 5 ? 0 : places[3] - 5;
-    function.run = &run;
-    function.column = places[3] - first;
-    function.of(scores[i], places[0], places[1], places[2], first);
-    results[i] = NAN;
-    if (!run.is_inside) continue;
-    function.in_run = &run;
-    results[i] = function.of(scores[i], places[0], places[1], places[2], places[3]);
-  }
+  for_each(captures, scores, places, results, count,
+           [](const ScoreFunction& f, float score, int b, int h, int q, int k) -> float {
+%s
+  });
 }
-// By where load_clamped_run() finds the elements of a key and of one some keys before it.
-extern "C" void compute_by_clamped_runs(const fa3::cuda::ScoreCaptures* captures,
-                                        const float* scores, const int* places, float* results,
-                                        int count) {
-  for (int i = 0; i < count; ++i, places += 4) {
-    fa3::cuda::ScoreFunction function{*captures};
-    fa3::cuda::ClampedRun run{}, last{};
-    const int first = places[3] < 5 ? 0 : places[3] - 5, keys = places[3] - first;
-    function.clamped_run = &run;
-    function.of(scores[i], places[0], places[1], places[2], first);
-    function.clamped_run = &last;
-    function.of(scores[i], places[0], places[1], places[2], places[3]);
-    results[i] = NAN;
-    if (!run.goes_on(last, keys) && !run.stays(last)) continue;
-    const fa3::cuda::Run known{run.element, true};
-    function.column = run.goes_on(last, keys) ? keys : 0;
-    function.in_run = &known;
-    results[i] = function.of(scores[i], places[0], places[1], places[2], places[3]);
-  }
-}
-// The step of linear() or piecewise_linear().
-extern "C" void find_steps(const fa3::cuda::ScoreCaptures* captures, const float* scores,
-                           const int* places, float* results, int count) {
-  for (int i = 0; i < count; ++i, places += 4) {
-    fa3::cuda::ScoreFunction function{*captures};
-    function.step = &results[i];
-    results[i] = NAN;
-    function.of(scores[i], places[0], places[1], places[2], places[3]);
-  }
-}
+"""
+# By the words of two neighbours each, where a tensor has them.
+BY_PAIRS = """
+    const int first = k & ~1;
+    if (!f.has_pairs(first, 2) || f.has_pairs(first + 1, 1)) return NAN;
+    const void* place = f.place(ScoreFunction::Address{f, q, first}, b, h, q, first);
+    const uint32_t word = fa3::cuda::score::load_pair(place);
+    return f.of_element(element_of_pair(word, first != k), score, b, h, q, k);
+"""
+# By where the elements of a key and of some before it are.
+BY_RUNS = """
+    const int first = k < 5 ? 0 : k - 5;
+    const Run run = f.place(ScoreFunction::RunAt{f, k - first}, b, h, q, first);
+    if (!run.is_inside) return NAN;
+    return f.of_element(run.element(k - first), score, b, h, q, k);
+"""
+# By where the elements of a key and of one some keys before it are.
+BY_CLAMPED_RUNS = """
+    const int first = k < 5 ? 0 : k - 5, keys = k - first;
+    const ScoreFunction::ClampedRunAt at{f};
+    const ClampedRun run = f.place(at, b, h, q, first), last = f.place(at, b, h, q, k);
+    if (!run.goes_on(last, keys) && !run.stays(last)) return NAN;
+    const Run known{run.element, true};
+    return f.of_element(known.element(run.goes_on(last, keys) ? keys : 0), score, b, h, q, k);
+"""
+STEPS_OF_LINES = """
+    return f.line(b, h, q, k).step;
+"""
+DIFFERENTIATE = """
 extern "C" void differentiate(const fa3::cuda::ScoreGradientParams* params, const float* scores,
                               const float* gradients, const int* places, float* slopes, int count) {
   using Gradient = fa3::cuda::ScoreGradient;
@@ -149,12 +136,45 @@ def captures_of(tensors):
     return found
 
 
-def compiled(function, folder, slope=None, gradients=None):
-    texts = text_of(function), slope or "return 1.0f;\n", gradients or ""
-    text = "".join(texts)
+RETURNED = {  # and what the text's arguments begin with
+    pieces.ANY: ("float", "float score, ScoreNumber x, int b, int h, int q_idx, int kv_idx"),
+    pieces.ADDED: ("float", "ScoreNumber x, int b, int h, int q_idx, int kv_idx"),
+    pieces.KEY_TERM: ("float", "int b, int h, int kv_idx"),
+    pieces.ROW_LINE: ("ScoreLine", "int b, int h, int q_idx, int kv_idx"),
+    pieces.ROW_LINES: ("ScoreLine", "int b, int h, int q_idx, int kv_idx"),
+}
+INDICES = {
+    pieces.OF_SCORE: ("int b, int h", BY_PAIRS),
+    pieces.OF_KEY: ("int b, int h, int q_idx", BY_PAIRS),
+    pieces.RUN: ("int b, int h, int q_idx, int kv_idx", BY_RUNS),
+    pieces.CLAMPED_RUN: ("int b, int h, int q_idx, int kv_idx", BY_CLAMPED_RUNS),
+}
+
+
+def compiled(function, folder, texts=NO_GRADIENTS):
+    """As src/engine/cuda/jit/score_program.cpp puts the pieces together."""
+    mine = pieces_of(function)
+    element, further = mine.element, ""
+    returned, arguments = RETURNED[mine.kind]
+    bodies = "template <ScoreKind>\n"
+    bodies += f"inline {returned} ScoreFunction::text({arguments}) const {{\n{mine.text}}}\n"
+    traits = f"ScoreOf<float>{{{{.kind = ScoreKind({mine.kind})}}}}"
+    if returned == "ScoreLine":
+        further = FURTHER % STEPS_OF_LINES
+    if element is not None:
+        arguments, by_element = INDICES[element.kind]
+        bodies += (
+            "template <class At>\ninline typename At::Result ScoreFunction::indices("
+            f"const At& at, {arguments}) const {{\n{element.indices}}}\n"
+        )
+        numbers = f"ElementKind({element.kind}), {element.tensor}, {element.step}"
+        traits = f"ScoreOf<{element.type}>{{{{ScoreKind({mine.kind}), {numbers}}}}}"
+        further = FURTHER % by_element
+    of_gradient = texts.slope or "return 1.0f;\n", texts.gradients or ""
+    text = PROGRAM % (traits, bodies, *of_gradient) + further + DIFFERENTIATE
     source = folder / f"score{hash(text)}.cpp"  # a library of the same name would not be loaded
     library = source.with_suffix(".so")
-    source.write_text(PROGRAM % texts)
+    source.write_text(text)
     command = [COMPILER, "-std=c++20", "-O1", "-ffp-contract=off", "-shared", "-fPIC"]
     subprocess.run([*command, f"-I{ROOT}/src", source, "-o", library], check=True)
     return ctypes.CDLL(str(library))

@@ -11,7 +11,8 @@ from fa3.compat.flash_attn import flash_attn_func, flash_attn_varlen_func  # noq
 from fa3.flex import attention as flex_calls  # noqa: E402
 from fa3.flex import bias as forms  # noqa: E402
 from fa3.flex.call import NO_LENGTHS, Call  # noqa: E402
-from fa3.flex.function.text import LONGEST, gradients_of, slope_of  # noqa: E402
+from fa3.flex.function.pieces import gradient_texts_of  # noqa: E402
+from fa3.flex.function.text import LONGEST  # noqa: E402
 from fa3.flex.stored import stored_of  # noqa: E402
 
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 37, 53, 8
@@ -329,12 +330,12 @@ def test_equal_forms_share_one_function_and_its_kernels():
     slopes, _ = forms.function_with(None, torch.ones(1, HEADS), None, one_sided=True)
     assert not slopes.may_hide
     gradient = slopes.gradient((0,))
-    assert slope_of(slopes, gradient) is None
-    assert "add_for_tile<0>(" in gradients_of(slopes, gradient)
+    assert gradient_texts_of(slopes, gradient).slope is None
+    assert "add_for_tile<0>(" in gradient_texts_of(slopes, gradient).gradients
     keys, _ = forms.function_with(torch.ones(2, 1, 1, 9), None, None)
-    assert "add_for_key<0>(" in gradients_of(keys, keys.gradient((0,)))
+    assert "add_for_key<0>(" in gradient_texts_of(keys, keys.gradient((0,))).gradients
     number, _ = forms.function_with(torch.ones(1, 1, 1, 1), None, None)
-    assert "add_for_tile<0>(" in gradients_of(number, number.gradient((0,)))
+    assert "add_for_tile<0>(" in gradient_texts_of(number, number.gradient((0,))).gradients
 
 
 @pytest.mark.parametrize(
@@ -420,9 +421,9 @@ def test_one_text_serves_what_a_bias_repeats_for_sequences_and_heads(learn):
 
     def texts(*shapes):
         made = (torch.zeros(shape, requires_grad=learn) for shape in shapes)
-        return {function_with(x, None, None)[0].text(LONGEST) for x in made}
+        return {function_with(x, None, None)[0].pieces(LONGEST) for x in made}
 
     assert len(texts((2, 4, 9, 9), (1, 4, 9, 9), (2, 1, 7, 300), (1, 1, 128, 64))) == 1
     assert len(texts((2, 4, 1, 9), (1, 1, 1, 64), (1, 4, 1, 9))) == 1
-    slopes = {function_with(None, torch.zeros(b, 4), None)[0].text(LONGEST) for b in (1, 3)}
+    slopes = {function_with(None, torch.zeros(b, 4), None)[0].pieces(LONGEST) for b in (1, 3)}
     assert len(slopes) == 1

@@ -10,7 +10,18 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fa3", reason="the Python package is not built")
 from compiled_text import COMPILER, HEADS, ROWS, check, of_text, places  # noqa: E402
 
-from fa3.flex.function.text import gradients_of, text_of  # noqa: E402
+from fa3.flex.function.pieces import (  # noqa: E402
+    ADDED,
+    ANY,
+    CLAMPED_RUN,
+    KEY_TERM,
+    OF_KEY,
+    ROW_LINE,
+    ROW_LINES,
+    RUN,
+    gradient_texts_of,
+    pieces_of,
+)
 from fa3.flex.known_functions import function_of  # noqa: E402
 
 slopes = functions.randn(HEADS, dtype=torch.float32, seed=1)
@@ -93,11 +104,8 @@ NO_RUNS = {
 }
 
 
-def called(score_mod):
-    """(what is added by a call at the return, how often a run is loaded)."""
-    text = text_of(function_of(score_mod)[0])
-    found = re.fullmatch(r"score \+ (?:(\w*)\(.*\)|\w+);\n", text.split("return ")[1])
-    return found and found[1], len(re.findall("load(?:_clamped)?_run<", text))
+def pieces_of_mod(score_mod):
+    return pieces_of(function_of(score_mod)[0])
 
 
 def steps_of(score_mod, where, folder):
@@ -105,7 +113,7 @@ def steps_of(score_mod, where, folder):
         pytest.skip("g++ is not installed")
     function, tensors = function_of(score_mod)
     given = function, tensors, torch.zeros(len(where)), where, folder
-    return of_text(*given, "find_steps").double(), of_text(*given).double()
+    return of_text(*given, "compute_further").double(), of_text(*given).double()
 
 
 def at_next_keys(where):
@@ -116,7 +124,7 @@ def at_next_keys(where):
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_says_by_how_much_it_changes_from_key_to_key(line, tmp_path):
-    assert called(LINES[line]) == ("linear", 0)
+    assert pieces_of_mod(LINES[line])[::2] == (ROW_LINE, None)
     check(LINES[line], tmp_path)
     where = places()
     steps, before = steps_of(LINES[line], where, tmp_path)
@@ -126,7 +134,7 @@ def test_a_line_says_by_how_much_it_changes_from_key_to_key(line, tmp_path):
 
 @pytest.mark.parametrize("line", TWO_LINES)
 def test_two_keys_of_one_step_lie_on_one_line(line, tmp_path):
-    assert called(TWO_LINES[line]) == ("piecewise_linear", 0)
+    assert pieces_of_mod(TWO_LINES[line])[::2] == (ROW_LINES, None)
     check(TWO_LINES[line], tmp_path)
     where = places()
     steps, before = steps_of(TWO_LINES[line], where, tmp_path)
@@ -138,15 +146,13 @@ def test_two_keys_of_one_step_lie_on_one_line(line, tmp_path):
 
 @pytest.mark.parametrize("other", NO_LINES)
 def test_what_is_no_line_does_not_say_so(other):
-    assert called(NO_LINES[other])[0] in (None, "key_term")
+    assert pieces_of_mod(NO_LINES[other]).kind in (ANY, ADDED, KEY_TERM)
 
 
 @pytest.mark.parametrize("name", KEY_TERMS)
 def test_what_queries_have_alike_is_a_term_of_its_key(name, tmp_path):
     """An operand of the tensor cores (src/engine/hopper/config/key_term.h)."""
-    text = text_of(function_of(KEY_TERMS[name])[0])
-    assert re.search(r"\nreturn score \+ key_term\(x\d+\);\n$", text)
-    assert not re.search("load_of_key<|load_run<|load_clamped_run<", text)
+    assert pieces_of_mod(KEY_TERMS[name])[::2] == (KEY_TERM, None)
     check(KEY_TERMS[name], tmp_path)
 
 
@@ -159,24 +165,20 @@ def test_what_queries_have_alike_is_a_term_of_its_key(name, tmp_path):
     ],
 )
 def test_what_is_no_term_of_a_key_does_not_say_so(other):
-    assert "key_term(" not in text_of(function_of(other)[0])
+    assert pieces_of_mod(other).kind != KEY_TERM
 
 
 @pytest.mark.parametrize("run", [*RUNS, *CLAMPED_RUNS])
 def test_a_run_has_what_the_function_loads(run, tmp_path):
     score_mod, step = (RUNS | CLAMPED_RUNS)[run]
-    call, program = (
-        ("load_run", "compute_by_runs")
-        if run in RUNS
-        else ("load_clamped_run", "compute_by_clamped_runs")
-    )
-    assert called(score_mod) == (None, 1)
     check(score_mod, tmp_path)
     function, tensors = function_of(score_mod)
-    assert re.search(rf"{call}<\w+, \d, {step}>\(", text_of(function))
+    mine = pieces_of(function)
+    assert mine.kind == ADDED and mine.element.step == step
+    assert mine.element.kind == (RUN if run in RUNS else CLAMPED_RUN)
     where = places()
     given = function, tensors, functions.randn(len(where)).float(), where, tmp_path
-    by_runs, right = of_text(*given, program), of_text(*given)
+    by_runs, right = of_text(*given, "compute_further"), of_text(*given)
     inside = by_runs.isfinite()
     assert inside.sum() > len(where) // 4
     torch.testing.assert_close(by_runs[inside], right[inside], rtol=0, atol=0)
@@ -190,22 +192,22 @@ def test_a_run_is_not_inside_where_an_index_is_clamped_or_counts_from_the_end(tm
     zeros = torch.zeros(len(where))
     for offset in (-3, 0):
         function, tensors = function_of(lambda s, b, h, q, k, o=offset: s + row[k + o] + 0.0 * q)
-        found = of_text(function, tensors, zeros, where, tmp_path, "compute_by_runs")
+        found = of_text(function, tensors, zeros, where, tmp_path, "compute_further")
         first, key = (where[:, 3] - 5).clamp(min=0) + offset, where[:, 3] + offset
         assert torch.equal(found.isfinite(), (first >= 0) & (key < 7))
     strided = functions.randn(HEADS, 4 * ROWS, dtype=torch.float32)[:, ::2]
     function, tensors = function_of(lambda s, b, h, q, k: s + strided[h, k] + 0.0 * q)
-    assert of_text(function, tensors, zeros, where, tmp_path, "compute_by_runs").isnan().all()
+    assert of_text(function, tensors, zeros, where, tmp_path, "compute_further").isnan().all()
 
 
 @pytest.mark.parametrize("other", NO_RUNS)
 def test_what_is_no_run_is_loaded_one_by_one(other):
-    assert called(NO_RUNS[other])[1] == 0
+    assert pieces_of_mod(NO_RUNS[other]).element is None
 
 
 def gradients(score_mod):
     function, tensors = function_of(score_mod)
-    return gradients_of(function, function.gradient((*range(len(tensors)),)))
+    return gradient_texts_of(function, function.gradient((*range(len(tensors)),))).gradients
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
@@ -229,5 +231,5 @@ def test_one_tensor_has_sums_of_distances():
 
 def test_what_each_query_has_of_its_own_is_loaded_a_block_ahead():
     narrow = functions.randn(HEADS, ROWS, ROWS + 1, seed=6).half()
-    text = text_of(function_of(lambda s, b, h, q, k: s + narrow[h, (q + 1) % ROWS, k])[0])
-    assert "load_of_key<" in text and "load_run<" not in text
+    mine = pieces_of_mod(lambda s, b, h, q, k: s + narrow[h, (q + 1) % ROWS, k])
+    assert mine.element.kind == OF_KEY

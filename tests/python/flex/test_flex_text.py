@@ -3,7 +3,6 @@
 
 import ctypes
 import math
-import re
 
 import flex_functions as functions
 import pytest
@@ -25,7 +24,15 @@ from compiled_text import (  # noqa: E402
 )
 
 from fa3.flex.function.interpret import add_into, evaluate  # noqa: E402
-from fa3.flex.function.text import LONGEST, gradients_of, slope_of, text_of  # noqa: E402
+from fa3.flex.function.pieces import (  # noqa: E402
+    ADDED,
+    ANY,
+    OF_KEY,
+    OF_SCORE,
+    gradient_texts_of,
+    pieces_of,
+)
+from fa3.flex.function.text import LONGEST  # noqa: E402
 from fa3.flex.known_functions import function_of  # noqa: E402
 
 
@@ -53,14 +60,14 @@ def test_neighbouring_keys_are_taken_from_one_word(dtype, tmp_path):
     table = functions.randn(HEADS, ROWS, ROWS - 1, seed=1).to(dtype)[..., :-1]
     table = torch.nn.functional.pad(table, (0, 2))[..., :-1]  # odd extent, even strides
     function, _ = function_of(lambda s, b, h, q, k: torch.tanh(s) + table[h, q - k * 0, k])
-    assert "load_of_" not in text_of(function)  # its other indices name the key
+    assert pieces_of(function).element is None  # its other indices name the key
     function, tensors = function_of(lambda s, b, h, q, k: torch.tanh(s) + table[h, q, k])
-    assert text_of(function).count("load_of_score<") == 1
+    assert pieces_of(function).element.kind == OF_SCORE
     where = places()
     scores = functions.randn(len(where), dtype=torch.float32, seed=9)
     captures, results = captures_of(tensors), torch.empty_like(scores)
     captures[0].extent_of_pairs = table.shape[-1]
-    compute = compiled(function, tmp_path).compute_by_pairs
+    compute = compiled(function, tmp_path).compute_further
     arrays = (ctypes.c_void_p(x.data_ptr()) for x in (scores, where, results))
     compute(captures, *arrays, len(where))
     has_pair = where[:, 3] // 2 * 2 + 2 <= table.shape[-1]
@@ -69,24 +76,27 @@ def test_neighbouring_keys_are_taken_from_one_word(dtype, tmp_path):
     torch.testing.assert_close(results[has_pair], right[has_pair], rtol=0, atol=0)
 
 
-def test_what_is_only_added_to_the_score_is_the_return():
+def pieces_of_mod(score_mod):
+    return pieces_of(function_of(score_mod)[0])
+
+
+def test_what_is_only_added_to_the_score_says_so():
     table, row = functions.randn(HEADS, ROWS, ROWS, seed=1), functions.randn(ROWS, seed=2)
-
-    def end(score_mod):
-        return text_of(function_of(score_mod)[0]).split("return ")[1]
-
-    number = r"score \+ x\d+;\n"
-    assert re.fullmatch(number, end(lambda s, b, h, q, k: s + table[h, q, k]))
-    assert re.fullmatch(number, end(lambda s, b, h, q, k: table[h, q, k] + s))
-    assert re.fullmatch(number, end(lambda s, b, h, q, k: s + (table[h, q, k] + row[k])))
-    assert re.fullmatch(number, end(lambda s, b, h, q, k: s - table[h, q, k]))
+    for added in (
+        lambda s, b, h, q, k: s + table[h, q, k],
+        lambda s, b, h, q, k: table[h, q, k] + s,
+        lambda s, b, h, q, k: s + (table[h, q, k] + row[k]),
+        lambda s, b, h, q, k: s - table[h, q, k],
+    ):
+        mine = pieces_of_mod(added)
+        assert mine.kind == ADDED and "score;" not in mine.text.replace("namespace score;", "")
     for other in (
         lambda s, b, h, q, k: s + s * table[h, q, k],
         lambda s, b, h, q, k: s * 2 + table[h, q, k],
         lambda s, b, h, q, k: table[h, q, k] - s,
         lambda s, b, h, q, k: s + s,
     ):
-        assert re.fullmatch(r"x\d+;\n", end(other))
+        assert pieces_of_mod(other).kind == ANY
 
 
 def test_what_is_loaded_ahead_is_the_only_one_of_16_bits():
@@ -94,12 +104,14 @@ def test_what_is_loaded_ahead_is_the_only_one_of_16_bits():
     one, other, wide = tables[0], tables[1], tables[1].float()
     texts = {
         "one": lambda s, b, h, q, k: s * one[h, k] + wide[h, k],
-        "none": lambda s, b, h, q, k: s + wide[h, k] + tables[0, 0, 0].clone()[...],
-        "two": lambda s, b, h, q, k: s + one[h, k] * other[h, q],
-        "distance": lambda s, b, h, q, k: s + one[h, q - k],
+        "none": lambda s, b, h, q, k: s * wide[h, k] + tables[0, 0, 0].clone()[...],
+        "two": lambda s, b, h, q, k: s * one[h, k] * other[h, q],
+        "distance": lambda s, b, h, q, k: s * one[h, q - k],
+        "by the score": lambda s, b, h, q, k: s + one[(s > 0.0) * 1, k],
     }
-    counts = {n: text_of(function_of(f)[0]).count("load_of_key<") for n, f in texts.items()}
-    assert counts == {"one": 1, "none": 0, "two": 0, "distance": 0}
+    elements = {n: pieces_of_mod(f).element for n, f in texts.items()}
+    assert elements.pop("one").kind == OF_KEY
+    assert elements == dict.fromkeys(("none", "two", "distance", "by the score"))
 
 
 def test_what_has_an_element_for_each_score_is_loaded_by_scores():
@@ -111,10 +123,20 @@ def test_what_has_an_element_for_each_score_is_loaded_by_scores():
         "head of a row": lambda s, b, h, q, k: s + table[(h + q) % HEADS, q, k],
         "row and head": lambda s, b, h, q, k: s + table[q, h, k],
     }
-    texts_of = {n: text_of(function_of(f)[0]) for n, f in texts.items()}
-    loads = {n: text.split("load_of_")[1].split("<")[0] for n, text in texts_of.items()}
+    elements = {n: pieces_of_mod(f).element for n, f in texts.items()}
     by_key = {"row before", "head of a row", "row and head"}
-    assert loads == {n: "key" if n in by_key else "score" for n in texts}
+    assert {n: e.kind for n, e in elements.items()} == {
+        n: OF_KEY if n in by_key else OF_SCORE for n in texts
+    }
+    heads = {n: e.head_index for n, e in elements.items()}
+    assert heads == {**dict.fromkeys(texts, 0), "score of a number": -1, "row and head": 1}
+
+
+def test_tangents_are_repeated_where_nothing_is_loaded():
+    factor = functions.randn(HEADS, dtype=torch.float32, seed=1)
+    assert pieces_of_mod(lambda s, b, h, q, k: torch.tanh(s) * 3).repeats_tangents
+    assert not pieces_of_mod(lambda s, b, h, q, k: torch.tanh(s) * factor[h]).repeats_tangents
+    assert not pieces_of_mod(lambda s, b, h, q, k: s * 3).repeats_tangents
 
 
 @pytest.mark.parametrize("divisor", [20.0, -3.0, 0.0, 3e38, math.inf])
@@ -122,7 +144,7 @@ def test_constants_divide_or_their_inverses_multiply(divisor, tmp_path):
     score_mod = lambda s, b, h, q, k: s / divisor  # noqa: E731
     check(score_mod, tmp_path)
     multiplies = 2.0**-126 <= abs(divisor) <= 2.0**126
-    assert (" / " in text_of(function_of(score_mod)[0])) != multiplies
+    assert (" / " in pieces_of_mod(score_mod).text) != multiplies
 
 
 def test_indices_are_clamped(tmp_path):
@@ -196,8 +218,8 @@ def test_bounds_of_integers_hold():
 def test_small_integers_become_floats_exactly(tmp_path):
     where = torch.tensor([[0, 0, q, k] for q in (0, 1, LONGEST - 1) for k in (0, 7, LONGEST - 1)])
     function, tensors = function_of(lambda s, b, h, q, k: s * 0 + (q - k) * 1.0)
-    assert "small_to_float" in text_of(function)
-    assert "small_to_float" not in text_of(function, longest=2**31)
+    assert "small_to_float" in pieces_of(function).text
+    assert "small_to_float" not in pieces_of(function, longest=2**31).text
     results = of_text(function, tensors, torch.zeros(len(where)), where.to(torch.int32), tmp_path)
     assert results.tolist() == [float(q - k) for _, _, q, k in where.tolist()]
 
@@ -226,7 +248,7 @@ def check_gradient(score_mod, folder):
     function, tensors = function_of(score_mod)
     floats = [n for n, t in enumerate(tensors) if t.is_floating_point()]
     gradient = function.gradient(tuple(floats))
-    slope, gradients = slope_of(function, gradient), gradients_of(function, gradient)
+    texts = gradient_texts_of(function, gradient)
     where = places()
     scores, given = (functions.randn(len(where), dtype=torch.float32, seed=s) for s in (9, 10))
     given[::3] = 0
@@ -235,16 +257,16 @@ def check_gradient(score_mod, folder):
     for to, total in zip(params.gradients, mine, strict=False):
         to.data = total.data_ptr()
         to.stride[: total.ndim] = total.stride()
-    differentiate = compiled(function, folder, slope, gradients).differentiate
+    differentiate = compiled(function, folder, texts).differentiate
     arrays = (ctypes.c_void_p(x.data_ptr()) for x in (scores, given, where, slopes))
     differentiate(ctypes.byref(params), *arrays, len(scores))
     right_slopes, right = gradients_of_graph(function, tensors, gradient, scores, where, given)
-    if slope is not None:
+    if texts.slope is not None:
         torch.testing.assert_close(slopes.double(), right_slopes, rtol=ERROR, atol=ERROR)
     for total, exact in zip(mine, right, strict=True):
         torch.testing.assert_close(total.double(), exact, rtol=2e-5, atol=2e-5)
     assert floats == [] or any(total.abs().sum() > 0 for total in mine)
-    return slope, gradients
+    return texts
 
 
 @pytest.mark.parametrize("make", functions.ALL, ids=lambda make: make.__name__)
@@ -265,8 +287,8 @@ def test_gradients_are_summed_before_they_are_added(tmp_path):
             + table[q, k] * keys[0, k]
         )
 
-    slope, gradients = check_gradient(three, tmp_path)
-    assert slope is None
+    slope, gradients, use_score = check_gradient(three, tmp_path)
+    assert slope is None and not use_score
     for name in ("add_for_tile<0>(", "add<0>(", "add_for_key<1>(", "add<1>(", "add<2>("):
         assert gradients.count(name) == 1
 
@@ -288,7 +310,7 @@ def test_an_integer_beyond_32_bits_is_no_text_but_a_number_of_torch(number):
 
     function, _ = function_of(far)
     with pytest.raises(fa3.Unsupported, match=f"integer {number}, where a kernel's have 32 bits"):
-        text_of(function)
+        pieces_of(function)
     q, k, v = functions.inputs(dtype=torch.float32)
     place = torch.arange(functions.ROWS)
     factor = torch.where((place[:, None] * number + place) % 97 < 48, 1.0, 2.0)

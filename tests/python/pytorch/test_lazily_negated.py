@@ -178,6 +178,6 @@ def test_steps_of_a_ring_read_them_with_their_signs():
 def test_a_captured_tensor_without_memory_is_refused():
     gone = torch.ones(3)
     gone.untyped_storage().resize_(0)
-    score = "", False, None, (gone,)
+    score = (0, "", None, False), False, None, (gone,)
     with pytest.raises(fa3.InvalidArgument, match="^score_mod: expected data, got a captured"):
         _native.forward_with_score(None, score, Q, K, V, torch.empty_like(Q), None)

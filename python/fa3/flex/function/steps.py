@@ -2,7 +2,7 @@
 """What a function adds to the score, and how that changes from a key to the next one.
 
 ALiBi adds a line along the keys, a table of relative positions what lies side by side in memory:
-a kernel finds such numbers for a block of keys with an instruction each. Next: text.py.
+a kernel finds such numbers for a block of keys with an instruction each. Next: pieces.py.
 """
 
 import operator

@@ -1,25 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph as CUDA: bodies of functions in src/engine/cuda/softmax/score_function.cuh.
 
-One line a node, in order. What an operation is called there stands in operations.py.
+One line a node, in order. What an operation is called there stands in operations.py. Next:
+pieces.py, which says what the bodies are of.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 
 from fa3.errors import Unsupported
 from fa3.flex.function.graph import BATCH, BOOL, COTANGENT, HEAD, INT, KEY, QUERY, SCORE
 from fa3.flex.function.operations import OPERATIONS
-from fa3.flex.function.steps import (
-    Run,
-    added_to_score,
-    distance_step_of,
-    leaves_of,
-    run_of,
-    step_of,
-)
 
 NAMES = {SCORE: "score", BATCH: "b", HEAD: "h", QUERY: "q_idx", KEY: "kv_idx"}
 NAMES |= {COTANGENT: "gradient"}
@@ -43,164 +35,32 @@ SMALL = 2**22  # small_to_float() takes numbers below
 LONGEST = SMALL // 2  # so that it takes the distance of two indices
 
 
-def text_of(function, longest=LONGEST):
-    """The body of ScoreFunction::of(), where no sequence has more rows than `longest`.
+def body(function, longest, numbers, before=(), after=(), x=None):
+    """Lines that compute these nodes, and others around them. x: the load that is the body's
+    argument x.
 
-    It depends on the tensors' types and ranks beside that.
+    longest: what no index of a row, head or sequence reaches.
     """
-    return body(function, longest, returns=function.result)
-
-
-def slope_of(function, gradient, longest=LONGEST):
-    """The body of ScoreFunction::slope(); None: it is 1 wherever a key is seen."""
-    if function.graph.nodes[gradient.score].op == COTANGENT:
-        return None
-    one = ["const float gradient = 1.0f;"]
-    return body(function, longest, before=one, returns=gradient.score)
-
-
-def gradients_of(function, gradient, longest=LONGEST):
-    """The body of ScoreGradient::of(); None: no tensor has a gradient."""
-    if not gradient.loads:
-        return None
-    graph, needed, statements, summed = function.graph, [], [], set()
-    for load, value in gradient.loads:
-        node = graph.nodes[load]
-        places = {graph.nodes[n].op for n in graph.needed_for(*node.arguments)}
-        add = "add" if QUERY in places else "add_for_key" if KEY in places else "add_for_tile"
-        step = distance_step_of(graph, node.arguments)
-        if step is not None and "distance" not in summed:
-            add = "add_for_distance"
-            summed.add("distance")
-        elif (add, node.value) in summed:
-            add = "add"
-        summed.add((add, node.value))
-        statements.append(added_gradient(graph, add, node, value, step, longest))
-        needed += [value, *node.arguments]
-    return body(function, longest, needed, after=statements)
-
-
-def added_gradient(graph, add, load, value, step, longest):
-    """The statement that adds to the gradient of what was loaded."""
-    places = [*load.arguments]
-    number = load.value
-    if add == "add_for_distance":
-        *others, last = places
-        arguments = [name_of(graph, last), *indices(graph, others, longest)]
-        number = f"{number}, {step}"
-    else:
-        arguments = indices(graph, places, longest)
-    return f"{add}<{number}>({', '.join([name_of(graph, value), *arguments])});"
-
-
-def body(function, longest, numbers=(), before=(), after=(), returns=None):
-    """Lines that compute these nodes, or what is returned."""
     graph, lines = function.graph, ["using namespace score;", *before]
-    end = None if returns is None else returned(graph, returns, longest)
-    if end is not None:
-        numbers, after = end.needed, [f"return {end.expression};"]
-    needed, run = graph.needed_for(*numbers), None if end is None else end.run
-    once = end is not None and end.is_key_term  # for all queries
-    ahead = None if once else loaded_ahead(graph, needed, function.types)
-    if run is not None and ahead is not None:
-        # What each query has of its own comes from memory, and is waited for.
-        *others, _ = graph.nodes[ahead].arguments
-        if QUERY in {graph.nodes[n].op for n in graph.needed_for(*others)}:
-            run = None
-        else:
-            ahead = None
-    for number in needed:
+    for number in needed_beside(graph, numbers, x):
         node = graph.nodes[number]
-        if number == ahead:
-            element = ELEMENTS[function.types[node.value]]
-            call = loads_ahead(graph, node, longest)
-            lines.append(f"const float x{number} = {call.format(f'{element}, {node.value}')};")
-        elif run is not None and number == run.load:
-            lines.append(
-                f"const {TYPES[node.kind]} x{number} = {loads_run(function, run, longest)};"
-            )
-        elif node.op not in NAMES:
-            value = expression(graph, node, function.types, longest)
+        if node.op not in NAMES:
+            value = "x" if number == x else expression(graph, node, function.types, longest)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")
     return "\n".join([*lines, *after, ""])
 
 
-class Returned(NamedTuple):
-    """What a function's body ends with."""
-
-    expression: str
-    needed: list[int]  # the nodes that it names
-    run: Run | None = None
-    is_key_term: bool = False
-
-
-def returned(graph, result, longest):
-    """The Returned of a function's result. Where it adds to the score, and how that changes from
-    key to key, is said there, for kernels that begin with it (src/engine/cuda/jit/score_program.h,
-    AddedToScore)."""
-    added = added_to_score(graph, result)
-    if added is None:
-        return Returned(name_of(graph, result), [result])
-    name, step = name_of(graph, added), step_of(graph, added)
-    is_line = step is not None and graph.nodes[step] != graph.nodes[graph.constant(0.0)]
-    is_straight = is_line and KEY not in leaves_of(graph, step)
-    if QUERY not in leaves_of(graph, added) and not is_straight:
-        return Returned(f"score + key_term({name})", [added], is_key_term=True)
-    if not is_line:
-        return Returned(f"score + {name}", [added], run_of(graph, added, longest))
-    kind = "linear" if is_straight else "piecewise_linear"
-    return Returned(f"score + {kind}({name}, {name_of(graph, step)})", [added, step])
-
-
-def loads_run(function, run, longest):
-    """The call that loads an element of a run."""
-    graph, node = function.graph, function.graph.nodes[run.load]
-    *others, last = node.arguments
-    places = ", ".join([name_of(graph, last), *indices(graph, others, longest)])
-    call = "load_clamped_run" if run.has_bounds else "load_run"
-    return f"{call}<{ELEMENTS[function.types[node.value]]}, {node.value}, {run.step}>({places})"
+def needed_beside(graph, numbers, x):
+    """Graph.needed_for(), where nothing is needed for x."""
+    needed = {*numbers}
+    for number in range(max(needed, default=-1), -1, -1):
+        if number in needed and number != x:
+            needed.update(graph.nodes[number].arguments)
+    return sorted(needed)
 
 
 def name_of(graph, number):
     return NAMES.get(graph.nodes[number].op, f"x{number}")
-
-
-def loaded_ahead(graph, numbers, types):
-    """The only load of 16-bit floats, if it is one at (..., kv_idx) that asks for the key nowhere
-    else: what is at the next key lies beside it. None: there is none, or there are several."""
-    nodes = [(n, graph.nodes[n]) for n in numbers]
-    loads = [(n, x) for n, x in nodes if x.op == "load" and types[x.value] in NARROW]
-    if len(loads) != 1 or not loads[0][1].arguments:
-        return None
-    ((number, load),) = loads
-    *others, last = load.arguments
-    leaves = {graph.nodes[n].op for n in graph.needed_for(*others)}
-    return number if graph.nodes[last].op == KEY and KEY not in leaves else None
-
-
-def loads_ahead(graph, node, longest):
-    """The call that loads it: of its score, where it stands at (..., q_idx, kv_idx) and no other
-    index asks for either; else of its key. {}: type and number."""
-    *others, key = node.arguments
-    of_score = others_of_score(graph, node)
-    if of_score is None:
-        call, names = "load_of_key", [name_of(graph, key)]
-    else:
-        call, names = "load_of_score", [name_of(graph, others[-1]), name_of(graph, key)]
-        others = of_score
-    places = ", ".join([*names, *indices(graph, others, longest)])
-    return call + "<{}>(" + places + ")"
-
-
-def others_of_score(graph, node):
-    """The indices before q_idx and kv_idx of a load at (..., q_idx, kv_idx), if they ask for
-    neither; else None."""
-    if len(node.arguments) < 2:
-        return None
-    *others, query, key = node.arguments
-    leaves = {graph.nodes[n].op for n in graph.needed_for(*others)}
-    is_score = (graph.nodes[query].op, graph.nodes[key].op) == (QUERY, KEY)
-    return others if is_score and not leaves & {QUERY, KEY} else None
 
 
 def indices(graph, arguments, longest):

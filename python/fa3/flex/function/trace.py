@@ -20,7 +20,7 @@ from fa3.flex.function import translate
 from fa3.flex.function.gradient import differentiate
 from fa3.flex.function.graph import BATCH, BOOL, FLOAT, HEAD, INT, KEY, LEAVES, QUERY, SCORE, Graph
 from fa3.flex.function.operations import Maker
-from fa3.flex.function.text import gradients_of, slope_of, text_of
+from fa3.flex.function.pieces import gradient_texts_of, pieces_of
 from fa3.flex.modes import beside_modes
 from fa3.torch.operators import resolved
 
@@ -42,23 +42,21 @@ class Function:
         self.is_known = False  # one object does the same with the same tensors (known_functions.py)
         self.heads = {}  # device.py: by the text's `longest`
         self._gradients = {}
-        self._texts = {}
+        self._pieces = {}
         self._lock = threading.Lock()  # a gradient adds nodes
 
-    def text(self, longest):
-        """As CUDA (text.py): made once."""
-        if longest not in self._texts:
-            self._texts[longest] = text_of(self, longest)
-        return self._texts[longest]
+    def pieces(self, longest):
+        """As CUDA (pieces.py): made once."""
+        if longest not in self._pieces:
+            self._pieces[longest] = pieces_of(self, longest)
+        return self._pieces[longest]
 
     def gradient_texts(self, wanted, longest):
-        """Of the slope and of the gradients of captured tensors; None: the slope is 1, or no
-        tensor has a gradient."""
+        """The GradientTexts of the score and of the tensors of these numbers."""
         key = wanted, longest
-        if key not in self._texts:
-            of = self, self.gradient(wanted), longest
-            self._texts[key] = slope_of(*of), gradients_of(*of)
-        return self._texts[key]
+        if key not in self._pieces:
+            self._pieces[key] = gradient_texts_of(self, self.gradient(wanted), longest)
+        return self._pieces[key]
 
     def gradient(self, wanted):
         """The Gradient with respect to the score, and to the tensors of these numbers."""

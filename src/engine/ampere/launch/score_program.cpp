@@ -24,7 +24,7 @@ cuda::ScoreKernel kernel_of(std::string includes, std::string text, const cuda::
 cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& c,
                             const cuda::Capability& gpu) {
   return cuda::forward_program(
-      score,
+      score, cuda::traits_of(score),
       kernel_of("#include \"engine/ampere/forward/forward_kernel.cuh\"\n",
                 concat("constexpr ForwardConfig kConfig = ", cuda::text_of(c),
                        ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
@@ -36,7 +36,7 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c,
                             const cuda::Capability& gpu) {
   return cuda::backward_program(
-      score,
+      score, cuda::traits_of(score),
       kernel_of("#include \"engine/ampere/backward/backward_kernel.cuh\"\n",
                 concat("constexpr BackwardConfig kConfig = ", cuda::text_of(c),
                        ";\nstatic_assert(sizeof(BackwardParams) == ", sizeof(ScoredBackwardParams),
@@ -48,12 +48,16 @@ cuda::Program score_program(const fa3_score_function& score, const BackwardConfi
 
 cuda::ProgramKey score_key(const fa3_score_function& score, const ForwardConfig& config,
                            const cuda::Capability& gpu) {
-  return cuda::key_of("ampere forward", config, score).add(gpu.major).add(gpu.minor);
+  return cuda::key_of("ampere forward", config, score, cuda::traits_of(score))
+      .add(gpu.major)
+      .add(gpu.minor);
 }
 
 cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,
                            const cuda::Capability& gpu) {
-  return cuda::key_of("ampere backward", config, score).add(gpu.major).add(gpu.minor);
+  return cuda::key_of("ampere backward", config, score, cuda::traits_of(score))
+      .add(gpu.major)
+      .add(gpu.minor);
 }
 
 }  // namespace fa3::ampere

@@ -44,16 +44,9 @@ int first_that_fits(const Table& table, int64_t head_dim, int64_t head_dim_v, in
   return kNoKernel;
 }
 
-bool stores_gradients(const fa3_score_function& score) {
-  const std::span tensors(score.tensors, size_t(score.num_tensors));
-  return std::ranges::any_of(tensors, [](const fa3_captured_tensor& t) {
-    return t.gradient != nullptr && t.stores_gradient != 0;
-  });
-}
-
 Status check_score(const BackwardProblem& p) {
-  if (p.score != nullptr && stores_gradients(*p.score)) {
-    return unsupported("stores_gradient of captured tensors");
+  if (p.score != nullptr && cuda::tensor_with_stored_gradient(*p.score) != nullptr) {
+    return unsupported("stores_gradient of a score function's element");
   }
   if (p.score == nullptr || p.score->gradients == nullptr || !p.deterministic) return {};
   return unsupported("gradients of captured tensors in one order (deterministic)");

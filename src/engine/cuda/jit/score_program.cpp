@@ -1,32 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda/jit/score_program.h"
 
-#include <algorithm>
-#include <cctype>
-#include <cstdlib>
-#include <cstring>
-#include <string_view>
-
 #include "core/error.h"
 
 namespace fa3::cuda {
 namespace {
 
+static_assert(int(ScoreKind::kRowLines) == FA3_SCORE_ROW_LINES);
+static_assert(int(ElementKind::kClampedRun) == FA3_ELEMENT_CLAMPED_RUN);
+
 // A function of a class of score_function.cuh.
-std::string definition(const char* declaration, const char* body) {
-  return concat("__device__ __forceinline__ ", declaration, " {\n#line 1 \"score function\"\n",
-                body, "\n}\n");
+std::string definition(const char* declaration, const char* name, const char* body) {
+  return concat("__device__ __forceinline__ ", declaration, " {\n#line 1 \"", name, "\"\n", body,
+                "\n}\n");
+}
+
+const char* declaration_of_text(int32_t kind) {
+  switch (kind) {
+    case FA3_SCORE_ADDED:
+      return "float ScoreFunction::text(ScoreNumber x, int b, int h, int q_idx, int kv_idx) const";
+    case FA3_SCORE_KEY_TERM:
+      return "float ScoreFunction::text(int b, int h, int kv_idx) const";
+    case FA3_SCORE_ROW_LINE:
+    case FA3_SCORE_ROW_LINES:
+      return "ScoreLine ScoreFunction::text(int b, int h, int q_idx, int kv_idx) const";
+    default:
+      return "float ScoreFunction::text(float score, ScoreNumber x, int b, int h, int q_idx, int "
+             "kv_idx) const";
+  }
+}
+
+const char* arguments_of_indices(int32_t kind) {
+  if (kind == FA3_ELEMENT_OF_SCORE) return "";
+  return kind == FA3_ELEMENT_OF_KEY ? ", int q_idx" : ", int q_idx, int kv_idx";
 }
 
 std::string definition_of_score(const fa3_score_function& score) {
-  return definition(
-      "float ScoreFunction::of(float score, int b, int h, int q_idx, int kv_idx) const",
-      score.text);
-}
-
-// Functions that load would load twice.
-bool looks_at_tangents(const fa3_score_function& score) {
-  return score.num_tensors == 0 && std::strstr(score.text, "tangent(") != nullptr;
+  const std::string text =
+      concat("template <ScoreKind>\n",
+             definition(declaration_of_text(score.kind), "score function", score.text));
+  if (has_element(score, FA3_ELEMENT_NONE)) return text;
+  const std::string indices =
+      concat("typename At::Result ScoreFunction::indices(const At& at, int b, int h",
+             arguments_of_indices(score.element.kind), ") const");
+  return concat(text, "template <class At>\n",
+                definition(indices.c_str(), "score indices", score.element.indices));
 }
 
 // Whether each two neighbours along the last dimension lie in one word, if they have 16 bits each.
@@ -40,55 +58,11 @@ bool has_pairs(const fa3_captured_tensor& t) {
   return true;
 }
 
-constexpr char kLoadOfKey[] = "load_of_key<", kLoadOfScore[] = "load_of_score<";
-
-bool starts_with(const char* text, const char* begin) {
-  return std::strncmp(text, begin, std::strlen(begin)) == 0;
-}
-
-// Where the text loads of keys or scores; null: nowhere, or more than once.
-const char* only_load(const char* text) {
-  const char* found = nullptr;
-  for (const char* at = text; (at = std::strstr(at, "load_of_")) != nullptr; ++at) {
-    if (!starts_with(at, kLoadOfKey) && !starts_with(at, kLoadOfScore)) continue;
-    if (found != nullptr) return nullptr;
-    found = at;
-  }
-  return found;
-}
-
-// load_of_key<T, n>(...): n; -1: that is not what stands there.
-int tensor_of(const char* load) {
-  const char* const number = std::strchr(load, ',');
-  return number == nullptr ? -1 : std::atoi(number + 1);
-}
-
-bool is_of_name(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
-}
-
-// How often a word stands in the text, and is no namespace: "namespace score;", "score::exp(".
-int count_word(std::string_view text, std::string_view word) {
-  int count = 0;
-  for (size_t at = 0; (at = text.find(word, at)) != text.npos; at += word.size()) {
-    const std::string_view before = text.substr(0, at), behind = text.substr(at + word.size());
-    const bool is_whole = (before.empty() || !is_of_name(before.back())) &&
-                          (behind.empty() || !is_of_name(behind.front()));
-    count += is_whole && !before.ends_with("namespace ") && !behind.starts_with("::") ? 1 : 0;
-  }
-  return count;
-}
-
-bool stands_once(std::string_view text, std::string_view part) {
-  const size_t at = text.find(part);
-  return at != text.npos && text.find(part, at + 1) == text.npos;
-}
-
-Program program_of(const fa3_score_function& score, const std::string& functions,
-                   const ScoreKernel& kernel) {
-  return {.text = concat("#define FA3_SCORE_FUNCTION\n",
-                         looks_at_tangents(score) ? "#define FA3_SCORE_HAS_TANGENT\n" : "",
-                         kernel.includes, "namespace fa3::cuda {\n", functions,
+Program program_of(const fa3_score_function& score, const ScoreTraits& traits,
+                   const std::string& functions, const ScoreKernel& kernel) {
+  const char* const element = has_element(score, FA3_ELEMENT_NONE) ? "float" : score.element.type;
+  return {.text = concat("#define FA3_SCORE_FUNCTION ScoreOf<", element, ">{", text_of(traits),
+                         "}\n", kernel.includes, "namespace fa3::cuda {\n", functions,
                          "}\n#line 1 \"kernel\"\nnamespace fa3::", kernel.engine, " {\n",
                          kernel.text, "}\n"),
           .architecture = kernel.architecture,
@@ -98,67 +72,46 @@ Program program_of(const fa3_score_function& score, const std::string& functions
 
 }  // namespace
 
-bool gradients_name_score(const fa3_score_function& score) {
-  return score.gradients != nullptr && count_word(score.gradients, "score") > 0;
+ScoreTraits traits_of(const fa3_score_function& score) {
+  return {.kind = ScoreKind(score.kind),
+          .element = ElementKind(score.element.kind),
+          .tensor = score.element.tensor,
+          .step = score.element.step,
+          .repeats_tangents = score.repeats_tangents != 0,
+          .keeps_scores = score.gradients != nullptr && score.gradients_use_score != 0};
 }
 
-int tensor_of_scores(const fa3_score_function& score) {
-  const char* const load = only_load(score.text);
-  return load != nullptr && starts_with(load, kLoadOfScore) ? tensor_of(load) : -1;
+const fa3_captured_tensor* tensor_with_stored_gradient(const fa3_score_function& score) {
+  if (has_element(score, FA3_ELEMENT_NONE) || score.element.stores_gradient == 0) return nullptr;
+  const fa3_captured_tensor& tensor = score.tensors[score.element.tensor];
+  return tensor.gradient != nullptr ? &tensor : nullptr;
 }
 
-AddedToScore added_to_score(const fa3_score_function& score) {
-  constexpr char kReturn[] = "return score + ";
-  const std::string_view text = score.text;
-  const size_t at = text.find(kReturn);
-  if (at == text.npos || count_word(text, "return") != 1 || count_word(text, "score") != 1) {
-    return AddedToScore::kNotAlone;
-  }
-  std::string_view added = text.substr(at + std::strlen(kReturn));
-  added = added.substr(0, added.find(';'));
-  const bool is_name = !added.empty() && std::ranges::all_of(added, is_of_name);
-  const bool is_call = added.find(')') == added.size() - 1;
-  if (is_call && added.starts_with("linear(")) return AddedToScore::kLinear;
-  if (is_call && added.starts_with("piecewise_linear(")) return AddedToScore::kPiecewiseLinear;
-  if (is_call && added.starts_with("key_term(")) return AddedToScore::kKeyTerm;
-  if (!is_name) return AddedToScore::kNotAlone;
-  const bool has_run = stands_once(text, "load_run<");
-  const bool has_clamped_run = stands_once(text, "load_clamped_run<");
-  if (has_run == has_clamped_run) return AddedToScore::kOther;
-  return has_run ? AddedToScore::kRun : AddedToScore::kClampedRun;
-}
-
-ProgramKey& add_score(ProgramKey& key, const fa3_score_function& score) {
+ProgramKey& add_score(ProgramKey& key, const fa3_score_function& score, const ScoreTraits& traits) {
+  for_each_number(traits, [&](int64_t number) { key.add(number); });
   key.add(score.text).add(score.slope).add(score.gradients);
-  return key.add(score.may_hide != 0).add(score.num_tensors == 0);
+  if (has_element(score, FA3_ELEMENT_NONE)) return key;
+  return key.add(score.element.type).add(score.element.indices);
 }
 
-std::string definition_of_pairs(const fa3_score_function& score) {
-  const char* const load = only_load(score.text);
-  const int tensor = load == nullptr ? -1 : tensor_of(load);
-  return tensor < 0 ? "" : concat("#define FA3_SCORE_PAIRS ", tensor, "\n");
+Program forward_program(const fa3_score_function& score, const ScoreTraits& traits,
+                        const ScoreKernel& kernel) {
+  return program_of(score, traits, definition_of_score(score), kernel);
 }
 
-Program forward_program(const fa3_score_function& score, const ScoreKernel& kernel) {
-  return program_of(score, definition_of_score(score), kernel);
-}
-
-Program backward_program(const fa3_score_function& score, const ScoreKernel& kernel) {
-  const char* const slope = score.slope == nullptr ? "return 1.0f;" : score.slope;
-  ScoreKernel with_definitions = kernel;
-  if (gradients_name_score(score)) {
-    with_definitions.includes = "#define FA3_SCORE_KEEPS_SCORES\n" + kernel.includes;
-  }
-  return program_of(
-      score,
-      definition_of_score(score) +
-          definition("float ScoreFunction::slope(float score, int b, int h, int q_idx, int kv_idx) "
-                     "const",
-                     slope) +
-          definition("void ScoreGradient::of(float gradient, float score, int b, int h, "
-                     "int q_idx, int kv_idx)",
-                     score.gradients == nullptr ? "" : score.gradients),
-      with_definitions);
+Program backward_program(const fa3_score_function& score, const ScoreTraits& traits,
+                         const ScoreKernel& kernel) {
+  constexpr char kPlace[] = "int b, int h, int q_idx, int kv_idx)";
+  const std::string slope = concat("float ScoreFunction::slope(float score, ", kPlace, " const");
+  const std::string gradients = concat("void ScoreGradient::of(float gradient, float ",
+                                       traits.keeps_scores ? "score, " : ", ", kPlace);
+  return program_of(score, traits,
+                    definition_of_score(score) +
+                        definition(slope.c_str(), "score slope",
+                                   score.slope == nullptr ? "return 1.0f;" : score.slope) +
+                        definition(gradients.c_str(), "score gradients",
+                                   score.gradients == nullptr ? "" : score.gradients),
+                    kernel);
 }
 
 ScoreCaptures captures_of(const fa3_score_function& score) {

@@ -20,50 +20,54 @@ struct ScoreKernel {
   EmbeddedHeaders headers;
 };
 
-// The tensor of which load_of_score() asks, if the text has it once. -1: there is none.
-int tensor_of_scores(const fa3_score_function& score);
+constexpr const char* type_name(ScoreKind) {
+  return "ScoreKind";
+}
+constexpr const char* type_name(ElementKind) {
+  return "ElementKind";
+}
 
-// What the function adds to the score, if it does nothing else with it and says so: its text names
-// the score in its one return alone, `return score + name;`, or a call in place of the name.
-enum class AddedToScore {
-  kNotAlone,         // the function does something else, or does not say what
-  kLinear,           // linear(...)
-  kPiecewiseLinear,  // piecewise_linear(...)
-  kKeyTerm,          // key_term(...)
-  kRun,              // what is loaded by load_run(), once,
-  kClampedRun,       // or by load_clamped_run()
-  kOther
-};
-AddedToScore added_to_score(const fa3_score_function& score);
+constexpr auto fields_of(const ScoreTraits& traits) {
+  const auto& [kind, element, tensor, step, starts_products, loads_tile, repeats_tangents,
+               keeps_scores, stores_gradient] = traits;
+  return std::tie(kind, element, tensor, step, starts_products, loads_tile, repeats_tangents,
+                  keeps_scores, stores_gradient);
+}
+static_assert(has_all_fields<ScoreTraits>());
 
-// Whether the gradients of captured tensors name the score.
-bool gradients_name_score(const fa3_score_function& score);
+// What the traits of all kernels have. An engine adds what its kernel makes of it.
+ScoreTraits traits_of(const fa3_score_function& score);
+
+inline bool has_element(const fa3_score_function& score, int32_t kind) {
+  return score.element.kind == kind;
+}
 
 // Whether a backward with these gradients keeps something of each score (KeptScores).
 inline bool keeps_scores_or_slopes(const fa3_score_function& score) {
-  return score.slope != nullptr || gradients_name_score(score);
+  return score.slope != nullptr || traits_of(score).keeps_scores;
 }
 
-// Adds what programs follow from the score function, except what an engine learns from captured
-// tensors.
-ProgramKey& add_score(ProgramKey& key, const fa3_score_function& score);
+// The tensor whose gradient is that of scores, and is stored; null: there is none.
+const fa3_captured_tensor* tensor_with_stored_gradient(const fa3_score_function& score);
+
+// Adds what programs follow from: the function's texts, and what a kernel knows of it.
+ProgramKey& add_score(ProgramKey& key, const fa3_score_function& score, const ScoreTraits& traits);
 
 template <Config T>
-ProgramKey key_of(const char* kernel, const T& config, const fa3_score_function& score) {
+ProgramKey key_of(const char* kernel, const T& config, const fa3_score_function& score,
+                  const ScoreTraits& traits) {
   ProgramKey key;
   key.add(kernel);
   for_each_number(config, [&](int64_t number) { key.add(number); });
-  return add_score(key, score);
+  return add_score(key, score, traits);
 }
 
-// Which tensor load_of_key() or load_of_score() may load ahead from, for a kernel that does: if the
-// text has it once, for registers do not last for more. Empty: none.
-std::string definition_of_pairs(const fa3_score_function& score);
-
-Program forward_program(const fa3_score_function& score, const ScoreKernel& kernel);
+Program forward_program(const fa3_score_function& score, const ScoreTraits& traits,
+                        const ScoreKernel& kernel);
 
 // The same for a main kernel of a backward, whose other kernels know nothing of scores.
-Program backward_program(const fa3_score_function& score, const ScoreKernel& kernel);
+Program backward_program(const fa3_score_function& score, const ScoreTraits& traits,
+                         const ScoreKernel& kernel);
 
 ScoreCaptures captures_of(const fa3_score_function& score);
 ScoreGradientParams gradients_of(const fa3_score_function& score, float scale);

@@ -1,57 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-// The captured tensors of a score function, as a kernel is given them. Next: score_function.cuh.
+// What a kernel knows of its score function when it is compiled, and the captured tensors that it
+// is given. Next: score_function.cuh.
 #pragma once
 
 #include <cstdint>
 
 namespace fa3::cuda {
 
+// What the two 16-bit types of captured tensors are in memory.
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
+
+// fa3_score_kind and fa3_element_kind of the C interface.
+enum class ScoreKind { kAny, kAdded, kKeyTerm, kRowLine, kRowLines };
+enum class ElementKind { kNone, kOfScore, kOfKey, kRun, kClampedRun };
+
+struct ScoreTraits {
+  ScoreKind kind = ScoreKind::kAny;
+  ElementKind element = ElementKind::kNone;
+  int tensor = 0;                 // of which x is an element
+  int step = 0;                   // of a run
+  bool starts_products = false;   // products begin with what the function adds
+  bool loads_tile = false;        // tiles of the tensor arrive beside those of scores
+  bool repeats_tangents = false;  // a kernel may run it twice: see ScoreFunction::choose()
+  bool keeps_scores = false;      // gradients of captured tensors ask for scores
+  bool stores_gradient = false;   // the tensor's gradient is that of scores
+};
+
+// Beside the type of the tensor's elements.
+template <class T>
+struct ScoreOf : ScoreTraits {
+  using Element = T;
+};
+
+// A program defines FA3_SCORE_FUNCTION as the ScoreOf of its function.
 #ifdef FA3_SCORE_FUNCTION
-inline constexpr bool kHasScoreFunction = true;  // in this compilation
+inline constexpr bool kHasScoreFunction = true;
+inline constexpr auto kScore = FA3_SCORE_FUNCTION;
 #else
 inline constexpr bool kHasScoreFunction = false;
+inline constexpr ScoreOf<float> kScore{};
 #endif
-#ifdef FA3_SCORE_TILE  // the number of the tensor of which tiles arrive beside those of scores
-inline constexpr int kTileTensor = FA3_SCORE_TILE;
-#else
-inline constexpr int kTileTensor = -1;
-#endif
-inline constexpr bool kLoadsTile = kTileTensor >= 0;
-#ifdef FA3_SCORE_ADDS  // a forward's function adds to the score, and knows nothing of it
-inline constexpr bool kAddsToScore = true;
-#else
-inline constexpr bool kAddsToScore = false;
-#endif
-#ifdef FA3_SCORE_LINEAR  // what it adds changes by a step from key to key (linear())
-inline constexpr bool kAddsLine = true;
-#else
-inline constexpr bool kAddsLine = false;
-#endif
-#ifdef FA3_SCORE_PIECEWISE_LINEAR  // and by another one behind some key (piecewise_linear())
-inline constexpr bool kAddsTwoLines = true;
-#else
-inline constexpr bool kAddsTwoLines = false;
-#endif
-#ifdef FA3_SCORE_RUN  // it loads what lies beside each other for neighbouring keys (load_run())
-inline constexpr bool kLoadsRun = true;
-#else
-inline constexpr bool kLoadsRun = false;
-#endif
-#ifdef FA3_SCORE_KEY_TERM  // what it adds is of a key, for all queries alike (key_term())
-inline constexpr bool kAddsKeyTerm = true;
-#else
-inline constexpr bool kAddsKeyTerm = false;
-#endif
-#ifdef FA3_SCORE_TILE_ONCE  // and heads do not share its tiles
-inline constexpr bool kReadsTileOnce = true;
-#else
-inline constexpr bool kReadsTileOnce = false;
-#endif
-#ifdef FA3_SCORE_MAY_HIDE
-inline constexpr bool kScoreMayHide = true;  // it returns -inf for many keys
-#else
-inline constexpr bool kScoreMayHide = false;
-#endif
+using ScoreElement = decltype(kScore)::Element;
+
+inline constexpr bool kLoadsTile = kScore.loads_tile;
+inline constexpr bool kAddsToScore = kScore.starts_products;
+inline constexpr bool kAddsLine = kAddsToScore && kScore.kind == ScoreKind::kRowLine;
+inline constexpr bool kAddsTwoLines = kAddsToScore && kScore.kind == ScoreKind::kRowLines;
+inline constexpr bool kAddsKeyTerm = kAddsToScore && kScore.kind == ScoreKind::kKeyTerm;
+inline constexpr bool kLoadsRun = kAddsToScore && kScore.element == ElementKind::kRun;
+inline constexpr bool kLoadsClampedRun = kAddsToScore && kScore.element == ElementKind::kClampedRun;
 
 struct ScoreCaptures {
   static constexpr int kMost = 8;

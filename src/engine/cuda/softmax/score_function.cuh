@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A score function that is compiled at run time (launch/score_program.h): its text is the body of
-// ScoreFunction::of(), which may use what stands in this file; in a backward pass there are those
-// of slope() and of ScoreGradient::of() (score_gradient.cuh) too. Kernels of the library's own
-// tables have none; FA3_SCORE_FUNCTION says that this compilation has. Also compiles as plain C++:
-// that is how text is tested on the host.
+// A score function that is compiled at run time (launch/score_program.h): its pieces are the bodies
+// of ScoreFunction::text() and indices(), which may use what stands in this file; in a backward
+// pass there are those of slope() and of ScoreGradient::of() (score_gradient.cuh) too. Kernels of
+// the library's own tables have none. Also compiles as plain C++: that is how text is tested on the
+// host.
 #pragma once
 
 #include "engine/cuda/softmax/score_captures.h"
@@ -14,14 +14,6 @@
 #endif
 
 namespace fa3::cuda {
-
-// What the two 16-bit types of captured tensors are in memory.
-struct Half {
-  uint16_t bits;
-};
-struct Bfloat {
-  uint16_t bits;
-};
 
 namespace score {
 
@@ -181,27 +173,30 @@ __device__ __forceinline__ float tangent_anywhere(float x) {
 
 }  // namespace score
 
-// Where load_of_key() finds its element; nothing of this: in memory.
-struct Pair {
-  const uint32_t* word = nullptr;  // of it and its neighbour,
-  bool second = false;             // of which it is the second
-  const void** place = nullptr;    // becomes its address, and nothing is loaded
-  int* tile = nullptr;             // of load_of_score(): becomes its other indices, likewise
-};
+// What an element is to a function: a float, double, int or bool.
+using ScoreNumber = decltype(score::number_of(ScoreElement{}));
 
-// Where load_run() finds the elements of a thread's keys in a block.
+// One of two neighbours of 16 bits in a word.
+template <class T = ScoreElement>
+__device__ __forceinline__ ScoreNumber element_of_pair(uint32_t word, bool second) {
+  static_assert(sizeof(T) == sizeof(uint16_t));
+  return score::number_of(__builtin_bit_cast(T, uint16_t(word >> (second ? 16 : 0))));
+}
+
+// Where the elements of a thread's keys in a block are.
 struct Run {
   const void* first;  // of the first key
   bool is_inside;     // all are elements of the tensor, which lie beside each other
-};
-#ifdef FA3_SCORE_CLAMPED_RUN  // a text that adds to the score loads by load_clamped_run(), once
-inline constexpr bool kLoadsClampedRun = true;
-#else
-inline constexpr bool kLoadsClampedRun = false;
-#endif
 
-// Where load_clamped_run() finds the element of one key. What is at another one, `last`, tells of
-// those between, for indices never turn back: that they lie beside each other, or are one element.
+  // Of the key that is this many behind the first.
+  __device__ __forceinline__ ScoreNumber element(int column) const {
+    return score::number_of(static_cast<const ScoreElement*>(first)[kScore.step * column]);
+  }
+};
+
+// Where the element of one key is, if bounds may hold its index. What is at another one, `last`,
+// tells of those between, for indices never turn back: that they lie beside each other, or are one
+// element.
 struct ClampedRun {
   const char* element;
   int step;  // to the next key's, in bytes; 0: elements do not lie beside each other
@@ -214,30 +209,16 @@ struct ClampedRun {
   }
 };
 
-// What a function's body sees: the captured tensors, and tanh.
+// {number, step}: what is added for a key, and by how much that changes to the next one.
+struct ScoreLine {
+  float number, step;
+};
+
+// What a function's bodies see: the captured tensors, and tanh.
 struct ScoreFunction {
   const ScoreCaptures& captures;
   // Not null: all tangents are those near zero, and this becomes the largest argument.
   float* reach = nullptr;
-  Pair pair{};
-  float* step = nullptr;              // becomes that of a line
-  Run* run = nullptr;                 // of load_run(): becomes where it is, and nothing is loaded,
-  const Run* in_run = nullptr;        // or where it was found to be,
-  int column = 0;                     // and the key in it; of the last one where it is looked for
-  ClampedRun* clamped_run = nullptr;  // of load_clamped_run(), likewise
-
-  // x, which changes by a step from key to key.
-  __device__ __forceinline__ float linear(float x, float its_step) const {
-    if (step != nullptr) *step = its_step;
-    return x;
-  }
-  // Two lines that meet: x changes by one step up to some key, by another behind it.
-  __device__ __forceinline__ float piecewise_linear(float x, float its_step) const {
-    return linear(x, its_step);
-  }
-
-  // x, which knows nothing of q_idx.
-  __device__ __forceinline__ float key_term(float x) const { return x; }
 
   __device__ __forceinline__ float tangent(float x) const {
     if (reach == nullptr) return score::tangent_anywhere(x);
@@ -249,99 +230,200 @@ struct ScoreFunction {
   // count from the end, then all are clamped.
   template <class T, int Number, class... Indices>
   __device__ __forceinline__ auto load(Indices... indices) const {
-    return score::number_of(element<T, Number>(indices...));
+    return score::number_of(element_at<T, Number>(indices...));
   }
 
-  // The same of 16 bits, whose last index is kv_idx and whose others know nothing of it. A forward
-  // loads two neighbours at once, a block ahead.
-  template <class T, int Number, class... Indices>
-  __device__ __forceinline__ float load_of_key(int kv_idx, Indices... others) const {
-    static_assert(sizeof(T) == sizeof(uint16_t));
-    if (pair.place != nullptr) {
-      *pair.place = &element<T, Number>(others..., Unclamped{kv_idx});
-      return 0.0f;
-    }
-    if (pair.word == nullptr) return load<T, Number>(others..., unsigned(kv_idx));
-    return score::number_of(T{uint16_t(*pair.word >> (pair.second ? 16 : 0))});
-  }
-  // The same of the element whose last two indices are q_idx and kv_idx, where the others know
-  // nothing of either: such elements make tiles like the scores.
-  template <class T, int Number, class... Indices>
-  __device__ __forceinline__ float load_of_score(int q_idx, int kv_idx, Indices... others) const {
-    static_assert(sizeof...(Indices) <= kTileIndices);
-    if (pair.tile != nullptr) {
-      int dim = 0;
-      ((pair.tile[dim] = within(others, captures.tensors[Number].extent[dim]), ++dim), ...);
-      return 0.0f;
-    }
-    return load_of_key<T, Number>(kv_idx, others..., unsigned(q_idx));
-  }
-  // The same of an element whose last index changes by Step from key to key, where the others know
-  // nothing of kv_idx.
-  template <class T, int Number, int Step, class... Indices>
-  __device__ __forceinline__ auto load_run(int last, Indices... others) const {
-    if (in_run != nullptr) {
-      return score::number_of(static_cast<const T*>(in_run->first)[Step * column]);
-    }
-    if (run != nullptr) {
-      const ScoreCaptures::Tensor& tensor = captures.tensors[Number];
-      constexpr int kDim = sizeof...(Indices);
-      const unsigned extent = unsigned(tensor.extent[kDim]);
-      const bool is_inside = unsigned(last) < extent && unsigned(last + Step * column) < extent;
-      *run = {&element<T, Number>(others..., Unclamped{is_inside ? last : 0}),
-              is_inside && tensor.stride[kDim] == 1};
-      return score::number_of(T{});
-    }
-    return load<T, Number>(others..., last);
-  }
-  // The same where bounds may hold the index, which then stays, and nothing turns it back.
-  template <class T, int Number, int Step, class... Indices>
-  __device__ __forceinline__ auto load_clamped_run(int last, Indices... others) const {
-    if (clamped_run == nullptr || in_run != nullptr) {
-      return load_run<T, Number, Step>(last, others...);
-    }
-    const bool is_beside = last >= 0 && captures.tensors[Number].stride[sizeof...(Indices)] == 1;
-    *clamped_run = {reinterpret_cast<const char*>(&element<T, Number>(others..., unsigned(last))),
-                    is_beside ? Step * int(sizeof(T)) : 0};
-    return score::number_of(T{});
-  }
-  static constexpr int kTileIndices = ScoreCaptures::kDims - 2;
-
-  // Those indices where the tensor's elements are: 0 along what it repeats.
-  __device__ __forceinline__ void place_tile(int (&indices)[kTileIndices]) const {
-#pragma unroll
-    for (int dim = 0; dim < kTileIndices; ++dim) {
-      if (captures.tensors[kTileTensor].stride[dim] == 0) indices[dim] = 0;
-    }
-  }
-
-  // Whether the elements of these keys lie beside each other, each two in a word.
-  template <int Number>
-  __device__ __forceinline__ bool has_pairs(int first_key, int keys) const {
-    return first_key % 2 == 0 && first_key + keys <= captures.tensors[Number].extent_of_pairs;
-  }
-
-  __device__ __forceinline__ float of(float score, int b, int h, int q_idx, int kv_idx) const;
+  // The pieces of a function. A program has one text(), by its ScoreKind: the new score, or what is
+  // added to it. Templates: compilers ask for no body where a branch is not taken.
+  template <ScoreKind>
+  __device__ __forceinline__ float text(float score, ScoreNumber x, int b, int h, int q_idx,
+                                        int kv_idx) const;
+  template <ScoreKind>
+  __device__ __forceinline__ float text(ScoreNumber x, int b, int h, int q_idx, int kv_idx) const;
+  template <ScoreKind>
+  __device__ __forceinline__ float text(int b, int h, int kv_idx) const;
+  template <ScoreKind>
+  __device__ __forceinline__ ScoreLine text(int b, int h, int q_idx, int kv_idx) const;
+  // And one indices(), by the ElementKind: it returns at(i, ...), where At is one of the classes
+  // below.
+  template <class At>
+  __device__ __forceinline__ typename At::Result indices(const At& at, int b, int h) const;
+  template <class At>
+  __device__ __forceinline__ typename At::Result indices(const At& at, int b, int h,
+                                                         int q_idx) const;
+  template <class At>
+  __device__ __forceinline__ typename At::Result indices(const At& at, int b, int h, int q_idx,
+                                                         int kv_idx) const;
   // d of / d score.
   __device__ __forceinline__ float slope(float score, int b, int h, int q_idx, int kv_idx) const;
+
+  // The new score, where x is read from memory, or is at hand.
+  __device__ __forceinline__ float of(float score, int b, int h, int q_idx, int kv_idx) const {
+    return of_element(x_at(b, h, q_idx, kv_idx), score, b, h, q_idx, kv_idx);
+  }
+  template <ScoreKind Kind = kScore.kind>
+  __device__ __forceinline__ float of_element(ScoreNumber x, float score, int b, int h, int q_idx,
+                                              int kv_idx) const {
+    if constexpr (Kind == ScoreKind::kAny) {
+      return text<Kind>(score, x, b, h, q_idx, kv_idx);
+    } else {
+      return score + added<Kind>(x, b, h, q_idx, kv_idx);
+    }
+  }
+  // What the function adds, if it does nothing else.
+  template <ScoreKind Kind = kScore.kind>
+  __device__ __forceinline__ float added(ScoreNumber x, int b, int h, int q_idx, int kv_idx) const {
+    if constexpr (Kind == ScoreKind::kKeyTerm) {
+      return text<Kind>(b, h, kv_idx);
+    } else if constexpr (Kind == ScoreKind::kAdded) {
+      return text<Kind>(x, b, h, q_idx, kv_idx);
+    } else {
+      return line<Kind>(b, h, q_idx, kv_idx).number;
+    }
+  }
+
+  template <ScoreKind Kind = kScore.kind>
+  __device__ __forceinline__ ScoreLine line(int b, int h, int q_idx, int kv_idx) const {
+    if constexpr (Kind == ScoreKind::kRowLine || Kind == ScoreKind::kRowLines) {
+      return text<Kind>(b, h, q_idx, kv_idx);
+    } else {
+      return {};  // never called
+    }
+  }
+
+  __device__ __forceinline__ ScoreNumber x_at(int b, int h, int q_idx, int kv_idx) const {
+    if constexpr (kScore.element == ElementKind::kNone) {
+      return {};
+    } else {
+      return place(Memory{*this, q_idx, kv_idx}, b, h, q_idx, kv_idx);
+    }
+  }
+  // What `at` makes of the element's indices.
+  template <class At>
+  __device__ __forceinline__ typename At::Result place(const At& at, int b, int h, int q_idx,
+                                                       int kv_idx) const {
+    if constexpr (kScore.element == ElementKind::kOfScore) {
+      return indices(at, b, h);
+    } else if constexpr (kScore.element == ElementKind::kOfKey) {
+      return indices(at, b, h, q_idx);
+    } else {
+      return indices(at, b, h, q_idx, kv_idx);
+    }
+  }
+
+  // Reads the element.
+  struct Memory {
+    using Result = ScoreNumber;
+    const ScoreFunction& f;
+    int q_idx, kv_idx;
+
+    template <class... Indices>
+    __device__ __forceinline__ ScoreNumber operator()(Indices... i) const {
+      if constexpr (kScore.element == ElementKind::kOfScore) {
+        return f.load<ScoreElement, kScore.tensor>(i..., unsigned(q_idx), unsigned(kv_idx));
+      } else if constexpr (kScore.element == ElementKind::kOfKey) {
+        return f.load<ScoreElement, kScore.tensor>(i..., unsigned(kv_idx));
+      } else {
+        return f.load<ScoreElement, kScore.tensor>(i...);
+      }
+    }
+  };
+  // Its address, if it is that of a score or key within the tensor's last dimension.
+  struct Address {
+    using Result = const void*;
+    const ScoreFunction& f;
+    int q_idx, kv_idx;
+
+    template <class... Indices>
+    __device__ __forceinline__ const void* operator()(Indices... i) const {
+      if constexpr (kScore.element == ElementKind::kOfScore) {
+        return &f.element_at<ScoreElement, kScore.tensor>(i..., unsigned(q_idx), Unclamped{kv_idx});
+      } else {
+        return &f.element_at<ScoreElement, kScore.tensor>(i..., Unclamped{kv_idx});
+      }
+    }
+  };
+  // The indices before those of the query and the key, where the tensor's elements are: 0 along
+  // what it repeats.
+  struct Tile {
+    static constexpr int kIndices = ScoreCaptures::kDims - 2;
+    struct Result {
+      int index[kIndices];
+    };
+    const ScoreFunction& f;
+    bool repeats = true;  // false: where each element is another one
+
+    template <class... Indices>
+    __device__ __forceinline__ Result operator()(Indices... i) const {
+      static_assert(sizeof...(Indices) <= kIndices);
+      const ScoreCaptures::Tensor& tensor = f.captures.tensors[kScore.tensor];
+      Result found{};
+      int dim = 0;
+      ((found.index[dim] = within(i, tensor.extent[dim]), ++dim), ...);
+#pragma unroll
+      for (int d = 0; d < kIndices; ++d) {
+        if (repeats && tensor.stride[d] == 0) found.index[d] = 0;
+      }
+      return found;
+    }
+  };
+  // Where the elements from this key to the one `column` keys behind it are.
+  struct RunAt {
+    using Result = Run;
+    const ScoreFunction& f;
+    int column;
+
+    template <class... Indices>
+    __device__ __forceinline__ Run operator()(Indices... i) const {
+      const ScoreCaptures::Tensor& tensor = f.captures.tensors[kScore.tensor];
+      constexpr int kDim = sizeof...(Indices) - 1;
+      const unsigned extent = unsigned(tensor.extent[kDim]);
+      const int last = last_of(i...);
+      const bool is_inside =
+          unsigned(last) < extent && unsigned(last + kScore.step * column) < extent;
+      return {&f.element_in_row(Unclamped{is_inside ? last : 0}, i...),
+              is_inside && tensor.stride[kDim] == 1};
+    }
+  };
+  struct ClampedRunAt {
+    using Result = ClampedRun;
+    const ScoreFunction& f;
+
+    template <class... Indices>
+    __device__ __forceinline__ ClampedRun operator()(Indices... i) const {
+      const int last = last_of(i...);
+      const bool is_beside =
+          last >= 0 && f.captures.tensors[kScore.tensor].stride[sizeof...(Indices) - 1] == 1;
+      return {reinterpret_cast<const char*>(&f.element_in_row(unsigned(last), i...)),
+              is_beside ? kScore.step * int(sizeof(ScoreElement)) : 0};
+    }
+  };
+
+  // Whether the elements of these keys lie beside each other, each two in a word.
+  __device__ __forceinline__ bool has_pairs(int first_key, int keys) const {
+    return first_key % 2 == 0 &&
+           first_key + keys <= captures.tensors[kScore.tensor].extent_of_pairs;
+  }
 
   // Whether all tangents of a warp's scores are near zero: then apply() gets a function that
   // takes no others, for a third of the time, and else this one. score_of(function, i): the i-th of
   // the thread's.
-  template <int Count, class ScoreOf, class Apply>
-  __device__ __forceinline__ void choose([[maybe_unused]] const ScoreOf& score_of,
+  template <int Count, class ScoreAt, class Apply>
+  __device__ __forceinline__ void choose([[maybe_unused]] const ScoreAt& score_of,
                                          const Apply& apply) const {
-#ifdef FA3_SCORE_HAS_TANGENT
-    float reach[4] = {};  // as many chains of dependent instructions
+    if constexpr (kScore.repeats_tangents) {
+      float reach[4] = {};  // as many chains of dependent instructions
 #pragma unroll
-    for (int i = 0; i < Count; ++i) score_of(ScoreFunction{captures, &reach[i % 4]}, i);
-    const float largest = fmaxf(fmaxf(reach[0], reach[1]), fmaxf(reach[2], reach[3]));
-    if (__all_sync(0xffffffff, largest <= score::kNear)) {
-      float unread = 0.0f;
-      apply(ScoreFunction{captures, &unread});
-      return;
+      for (int i = 0; i < Count; ++i) score_of(ScoreFunction{captures, &reach[i % 4]}, i);
+      const float largest = fmaxf(fmaxf(reach[0], reach[1]), fmaxf(reach[2], reach[3]));
+      // A lambda with a template's argument: hosts have no __all_sync().
+      const auto all_near = [](auto x) { return __all_sync(0xffffffff, x <= score::kNear); };
+      if (all_near(largest)) {
+        float unread = 0.0f;
+        apply(ScoreFunction{captures, &unread});
+        return;
+      }
     }
-#endif
     apply(*this);
   }
 
@@ -352,13 +434,34 @@ struct ScoreFunction {
   };
 
   template <class T, int Number, class... Indices>
-  __device__ __forceinline__ const T& element(Indices... indices) const {
+  __device__ __forceinline__ const T& element_at(Indices... indices) const {
     static_assert(Number < ScoreCaptures::kMost && sizeof...(Indices) <= ScoreCaptures::kDims);
     const ScoreCaptures::Tensor& tensor = captures.tensors[Number];
     int64_t place = 0;
     int dim = 0;
     ((place += offset(indices, tensor.extent[dim], tensor.stride[dim]), ++dim), ...);
     return static_cast<const T*>(tensor.data)[place];
+  }
+  // The same of x, with `last` in place of the last index.
+  template <class Last, class... Indices>
+  __device__ __forceinline__ const ScoreElement& element_in_row(Last last,
+                                                                Indices... indices) const {
+    static_assert(sizeof...(Indices) <= ScoreCaptures::kDims);
+    constexpr int kLast = sizeof...(Indices) - 1;
+    const ScoreCaptures::Tensor& tensor = captures.tensors[kScore.tensor];
+    int64_t place = 0;
+    int dim = 0;
+    ((place += dim < kLast ? offset(indices, tensor.extent[dim], tensor.stride[dim])
+                           : offset(last, tensor.extent[dim], tensor.stride[dim]),
+      ++dim),
+     ...);
+    return static_cast<const ScoreElement*>(tensor.data)[place];
+  }
+  template <class... Indices>
+  __device__ __forceinline__ static int last_of(Indices... indices) {
+    int last = 0;
+    ((last = int(indices)), ...);
+    return last;
   }
   template <class Index>
   __device__ __forceinline__ static int64_t offset(Index index, int extent, int stride) {

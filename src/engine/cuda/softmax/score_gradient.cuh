@@ -15,11 +15,7 @@
 
 namespace fa3::cuda {
 
-#ifdef FA3_SCORE_KEEPS_SCORES
-inline constexpr bool kKeepsScores = true;  // gradients of captured tensors ask for them
-#else
-inline constexpr bool kKeepsScores = false;
-#endif
+inline constexpr bool kKeepsScores = kScore.keeps_scores;
 
 // What the body of a gradient sees: of() adds to the gradients of captured tensors, `gradient`
 // being that of what the function returned, and `score` what the function was given, if the body

@@ -23,9 +23,9 @@ __device__ __forceinline__ void help(const BackwardParams& params, BackwardAddre
                                      const KeyBlockWork<C>& work, HelperWarp warp) {
   if (!ptx::elect_sync()) return;
   if (warp == HelperWarp::kLoads) QueryLoader<C>(params, at, work).run();
-#ifdef FA3_SCORE_TILE
-  if (warp == HelperWarp::kLoadsCaptured) CapturedTileLoader<C>(params, at, work).run();
-#endif
+  if constexpr (kLoadsTile) {
+    if (warp == HelperWarp::kLoadsCaptured) CapturedTileLoader<C>(params, at, work).run();
+  }
   if constexpr (C.pairs()) {
     if (warp == HelperWarp::kSendsDs) KeyBlockPair<C>(at).send_all(work.num_steps());
   }

@@ -8,17 +8,25 @@
 
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/backward/add_accum.cuh"
-#ifdef FA3_SCORE_TILE
-#include "engine/hopper/backward/scores/captured_tile.cuh"
-#endif
 #include "engine/hopper/backward/key_block_pair.cuh"
 #include "engine/hopper/backward/query_loader.cuh"
+#ifdef FA3_SCORE_FUNCTION
+#include "engine/hopper/backward/scores/captured_tile.cuh"
+#endif
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 
 namespace fa3::hopper {
+
+template <BackwardConfig C>
+class CapturedTileLoader;  // of kernels with a score function
+template <BackwardConfig C>
+struct NoCapturedTileLoader {
+  __device__ __forceinline__ NoCapturedTileLoader(const BackwardParams&, BackwardAddresses<C>,
+                                                  const KeyBlockWork<C>&) {}
+};
 
 template <BackwardConfig C>
 class QueryGradient {
@@ -30,9 +38,9 @@ class QueryGradient {
   __device__ __forceinline__ void run() {
     const bool loads = !C.helpers && thread_in_block() < kWarpSize && ptx::elect_sync();
     if (loads) loader_.load_inputs();
-#ifdef FA3_SCORE_TILE
-    if (loads) captured_.load_first();
-#endif
+    if constexpr (kLoadsTile) {
+      if (loads) captured_.load_first();
+    }
     ptx::griddepcontrol_wait();  // for dQ's zeros too
     if (loads) loader_.load_first_queries();
     __syncwarp();
@@ -78,10 +86,12 @@ class QueryGradient {
           // The warpgroups that wrote this dS no longer read Q and dO of the step before.
           const bool any_before = walk.has_step_before(step, block);
           if (loads && any_before) loader_.load_next_queries();
-#ifdef FA3_SCORE_STORES
-          if (thread_in_block() == 0) {
-            store_captured_gradient<C>(params_, at_.ds(ds.stage()),
-                                       captured_place<C, true>(params_, work_, block));
+#ifdef FA3_SCORE_FUNCTION
+          if constexpr (cuda::kScore.stores_gradient) {
+            if (thread_in_block() == 0) {
+              store_captured_gradient<C>(params_, at_.ds(ds.stage()),
+                                         captured_place<C, true>(params_, work_, block));
+            }
           }
 #endif
           if (C.helpers && any_before) release_queries(queries);
@@ -94,14 +104,14 @@ class QueryGradient {
         const bool has_rows = work_.has_rows(block, part);  // under the product, too
         ptx::wgmma_wait_group<0>();
         if (i + 1 == C.dq_parts()) {
-#ifdef FA3_SCORE_STORES
-          if (thread_in_block() == 0) ptx::cp_async_bulk_wait_group_read<0>();
-#endif
+          if constexpr (cuda::kScore.stores_gradient) {
+            if (thread_in_block() == 0) ptx::cp_async_bulk_wait_group_read<0>();
+          }
           release(ds, step + C.ds_stages < num_steps);
-#ifdef FA3_SCORE_TILE
-          if (loads) captured_.load_next();
-          __syncwarp();
-#endif
+          if constexpr (kLoadsTile) {
+            if (loads) captured_.load_next();
+            __syncwarp();
+          }
         }
         if (has_rows) {
           add_part<C.dq_accum()>(dq_block, part, dq, int(thread_in_block()));
@@ -183,9 +193,9 @@ class QueryGradient {
   const BackwardAddresses<C> at_;
   OwnKeyBlock<C> work_;
   QueryLoader<C> loader_;  // where there are no helpers
-#ifdef FA3_SCORE_TILE
-  CapturedTileLoader<C> captured_{params_, at_, work_};  // likewise
-#endif
+  [[no_unique_address]] std::conditional_t<kLoadsTile, CapturedTileLoader<C>,
+                                           NoCapturedTileLoader<C>>
+      captured_{params_, at_, work_};  // likewise
 };
 
 }  // namespace fa3::hopper

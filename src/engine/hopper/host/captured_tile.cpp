@@ -42,16 +42,19 @@ bool encode(CUtensorMap& map, const TensorSpan& span, tile::TileLayout layout) {
 
 }  // namespace
 
-int64_t num_captured_parts(const fa3_score_function& score) {
-  const int number = cuda::tensor_of_scores(score);
-  if (number < 0 || number >= score.num_tensors || score.tensors[number].rank < 2) return 0;
-  const TensorSpan span = span_of(score.tensors[number]);
-  return span.heads * span.batches;
+CapturedParts parts_of_captured(const fa3_score_function& score) {
+  if (!cuda::has_element(score, FA3_ELEMENT_OF_SCORE)) return {0, 0};
+  const fa3_captured_tensor& tensor = score.tensors[score.element.tensor];
+  if (tensor.rank < 2) return {0, 0};
+  const TensorSpan span = span_of(tensor);
+  const int head = score.element.head_index;
+  const int64_t of_heads = head == 0 ? span.heads : head == 1 ? span.batches : 1;
+  return {of_heads, span.heads * span.batches / of_heads};
 }
 
 int find_captured_tile(const fa3_score_function& score, int64_t seqlen_q, int64_t seqlen_k) {
-  const int number = cuda::tensor_of_scores(score);
-  if (number < 0 || number >= score.num_tensors) return kNoTile;
+  if (!cuda::has_element(score, FA3_ELEMENT_OF_SCORE)) return kNoTile;
+  const int number = score.element.tensor;
   const fa3_captured_tensor& t = score.tensors[number];
   if (t.rank < 2 || t.stride[t.rank - 1] != 1) return kNoTile;
   if (t.shape[t.rank - 2] < seqlen_q || t.shape[t.rank - 1] < seqlen_k) return kNoTile;
@@ -63,23 +66,15 @@ bool is_read_once(const fa3_captured_tensor& tensor) {
   return span.heads > 1 || span.batches > 1;
 }
 
-int find_stored_gradient(const fa3_score_function& score) {
-  for (int i = 0; i < score.num_tensors; ++i) {
-    const fa3_captured_tensor& t = score.tensors[i];
-    if (t.gradient != nullptr && t.stores_gradient != 0) return i;
-  }
-  return kNoTile;
-}
-
 const char* stored_gradient_obstacle(const fa3_score_function& score, int64_t seqlen_q,
                                      int64_t seqlen_k) {
-  const int number = find_stored_gradient(score);
-  if (number == kNoTile) return nullptr;
+  const fa3_captured_tensor* const tensor = cuda::tensor_with_stored_gradient(score);
+  if (tensor == nullptr) return nullptr;
   if (score.slope != nullptr) return "the function has a slope";
-  if (find_captured_tile(score, seqlen_q, seqlen_k) != number) {
-    return "it is not that of the one tensor which load_of_score() brings by TMA";
+  if (find_captured_tile(score, seqlen_q, seqlen_k) == kNoTile) {
+    return "TMA cannot bring the tensor as elements of scores";
   }
-  return tensor_map_obstacle(gradient_of(score.tensors[number]));
+  return tensor_map_obstacle(gradient_of(*tensor));
 }
 
 bool encode_captured_map(CUtensorMap& map, const fa3_captured_tensor& tensor,

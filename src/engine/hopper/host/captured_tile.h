@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which captured tensor of a score function a kernel loads by tiles (cuda/softmax/
-// score_function.cuh, load_of_score()), and its map. Next: captured_tile.cpp, score_program.h.
+// Which captured tensor of a score function a kernel loads by tiles (FA3_ELEMENT_OF_SCORE), and its
+// map. Next: captured_tile.cpp, score_program.h.
 #pragma once
 
 #include "core/problem.h"
@@ -10,19 +10,19 @@ namespace fa3::hopper {
 
 inline constexpr int kNoTile = -1;
 
-// The number of the tensor that TMA can bring; kNoTile: the text asks for none, or for several, or
+// The number of the tensor that TMA can bring; kNoTile: the function has no element of scores, or
 // the tensor ends before the sequences do, whose last index would be clamped, or its address or its
 // strides are none for TMA.
 int find_captured_tile(const fa3_score_function& score, int64_t seqlen_q, int64_t seqlen_k);
 
-// The parts of rows and keys of which the tensor consists that the text reads by load_of_score():
-// one that heads or sequences share is there once. 0: there is no such tensor.
-int64_t num_captured_parts(const fa3_score_function& score);
+// How many parts of rows and keys the tensor of a function's element of scores has: of different
+// heads, and of whatever else its indices depend on. 0: there is no such tensor.
+struct CapturedParts {
+  int64_t of_heads, of_others;
+};
+CapturedParts parts_of_captured(const fa3_score_function& score);
 
-// The number of a tensor whose gradient is stored; kNoTile: there is none.
-int find_stored_gradient(const fa3_score_function& score);
-
-// Why TMA cannot store it, or null if it can.
+// Why TMA cannot store the gradient that is to be stored, or null if it can, or there is none.
 const char* stored_gradient_obstacle(const fa3_score_function& score, int64_t seqlen_q,
                                      int64_t seqlen_k);
 

@@ -22,7 +22,7 @@ Status find_main(const fa3_score_function& score, BackwardPlan* plan,
   if (captured != kNoTile) {
     const fa3_captured_tensor& tensor = score.tensors[captured];
     bool encoded = encode_captured_map(operands->captured_map, tensor, c.ds_tile());
-    if (find_stored_gradient(score) != kNoTile) {
+    if (cuda::tensor_with_stored_gradient(score) != nullptr) {
       encoded = encoded && encode_gradient_map(operands->gradient_map, tensor, c.ds_tile());
     }
     if (!encoded) return cuda::finish(cudaErrorInvalidValue, "hopper backward");

@@ -43,7 +43,7 @@ constexpr const char* kPlaceOfListedStep =
 // Decode kernels load what a function captures element by element.
 cuda::Program decode_program(const fa3_score_function& score, const Kernel& c) {
   return cuda::forward_program(
-      score,
+      score, cuda::traits_of(score),
       kernel_of(includes_of(c),
                 concat("constexpr Kernel kConfig = ", cuda::text_of(c),
                        ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
@@ -63,14 +63,12 @@ int smem_bytes_beside(const Kernel& c, int more) {
          c.shape.kv_stages * (c.tiles_in_smem().stage_bytes() + bits) + more + kOtherSmemBytes;
 }
 
-bool fits_captured_tiles(const Kernel& c) {
-  return smem_bytes_beside(c, c.captured_stages() * c.captured_tile().bytes()) <= kMaxSmemBytes;
+int captured_bytes(const Kernel& c) {
+  return c.captured_stages() * c.captured_tile().bytes();
 }
 
-Kernel with_captured_tiles(Kernel c) {
-  if (!fits_captured_tiles(c)) c.shape.q_stages = 1;
-  while (!fits_captured_tiles(c) && c.shape.kv_stages > kFewestStages) --c.shape.kv_stages;
-  return c;
+bool fits_captured_tiles(const Kernel& c) {
+  return smem_bytes_beside(c, captured_bytes(c)) <= kMaxSmemBytes;
 }
 
 // Gives up a stage of Q and stages of keys and values for what else lies in shared memory.
@@ -81,66 +79,58 @@ Kernel with_room_for(int bytes, Kernel c) {
   return c;
 }
 
+Kernel with_captured_tiles(const Kernel& c) {
+  return with_room_for(captured_bytes(c), c);
+}
+
 int bytes_of_lines(const Kernel& c, bool has_two) {
   const size_t line = has_two ? sizeof(AddedLines) : sizeof(AddedLine);
   return c.shape.block_m * int(line + kAddedReferences * sizeof(float));
 }
 
-std::string definition_of_tile(int captured) {
-  return captured == kNoTile ? "" : concat("#define FA3_SCORE_TILE ", captured, "\n");
+bool loads_pairs(const fa3_score_function& score) {
+  return cuda::has_element(score, FA3_ELEMENT_OF_SCORE) ||
+         cuda::has_element(score, FA3_ELEMENT_OF_KEY);
 }
 
-bool is_tile_read_once(const fa3_score_function& score, int captured) {
-  return captured != kNoTile && captured < score.num_tensors &&
-         is_read_once(score.tensors[captured]);
+// What a forward kernel knows of its function. Elements that come in pairs are loaded ahead of the
+// scores, to which the function is applied then.
+cuda::ScoreTraits traits_of(const fa3_score_function& score, const Kernel& c, int captured) {
+  cuda::ScoreTraits traits = cuda::traits_of(score);
+  if (c.is_decode()) return traits;
+  traits.loads_tile = captured != kNoTile;
+  traits.starts_products =
+      score.kind != FA3_SCORE_ANY && (traits.loads_tile || !loads_pairs(score));
+  return traits;
 }
 
-// A forward kernel with a score function, and what it finds of that before there are scores.
-struct AheadOfScores {
-  Kernel config;
-  std::string definitions;
-};
-
-AheadOfScores by_tile(const fa3_score_function& score, Kernel c, int captured) {
-  const bool once = is_tile_read_once(score, captured);
-  c.captured.ahead = once ? Ahead::kTileReadOnce : Ahead::kTile;
-  return {with_captured_tiles(c),
-          concat(definition_of_tile(captured),
-                 cuda::added_to_score(score) == cuda::AddedToScore::kNotAlone
-                     ? ""
-                     : "#define FA3_SCORE_ADDS\n",
-                 once ? "#define FA3_SCORE_TILE_ONCE\n" : "")};
+cuda::ScoreTraits traits_of(const fa3_score_function& score, const BackwardConfig&, int captured) {
+  cuda::ScoreTraits traits = cuda::traits_of(score);
+  traits.loads_tile = captured != kNoTile;
+  traits.stores_gradient = cuda::tensor_with_stored_gradient(score) != nullptr;
+  return traits;
 }
 
-AheadOfScores by_added(cuda::AddedToScore added, const Kernel& c) {
-  const auto defining = [](const char* name, const Kernel& config) {
-    return AheadOfScores{config, concat("#define FA3_SCORE_ADDS\n#define ", name, "\n")};
-  };
-  using enum cuda::AddedToScore;
-  switch (added) {
-    case kLinear:
-      return defining("FA3_SCORE_LINEAR", with_room_for(bytes_of_lines(c, false), c));
-    case kPiecewiseLinear:
-      return defining("FA3_SCORE_PIECEWISE_LINEAR", with_room_for(bytes_of_lines(c, true), c));
-    case kKeyTerm:
-      return defining("FA3_SCORE_KEY_TERM", with_room_for(key_term_bytes(c.shape.block_n), c));
-    case kRun:
-      return defining("FA3_SCORE_RUN", c);
-    case kClampedRun:
-      return defining("FA3_SCORE_CLAMPED_RUN", c);
-    default:
-      return {c, "#define FA3_SCORE_ADDS\n"};
-  }
-}
-
-AheadOfScores ahead_of_scores(const fa3_score_function& score, Kernel c, int captured) {
+// The kernel, with room for what its function keeps in shared memory.
+Kernel with_score(const fa3_score_function& score, Kernel c, int captured) {
+  if (c.is_decode()) return c;
   c.captured.may_hide = score.may_hide != 0;
-  if (captured != kNoTile) return by_tile(score, c, captured);
-  const std::string pairs = cuda::definition_of_pairs(score);
-  const cuda::AddedToScore added = cuda::added_to_score(score);
-  if (pairs.empty() && added != cuda::AddedToScore::kNotAlone) return by_added(added, c);
-  if (!pairs.empty()) c.captured.ahead = Ahead::kPairs;
-  return {c, pairs};
+  if (captured != kNoTile) {
+    const bool once = captured < score.num_tensors && is_read_once(score.tensors[captured]);
+    c.captured.ahead = once ? Ahead::kTileReadOnce : Ahead::kTile;
+    return with_captured_tiles(c);
+  }
+  if (loads_pairs(score)) c.captured.ahead = Ahead::kPairs;
+  switch (score.kind) {
+    case FA3_SCORE_ROW_LINE:
+      return with_room_for(bytes_of_lines(c, false), c);
+    case FA3_SCORE_ROW_LINES:
+      return with_room_for(bytes_of_lines(c, true), c);
+    case FA3_SCORE_KEY_TERM:
+      return with_room_for(key_term_bytes(c.shape.block_n), c);
+    default:
+      return c;
+  }
 }
 
 }  // namespace
@@ -157,11 +147,10 @@ bool takes_captured_tile(const BackwardConfig& c) {
 
 cuda::Program score_program(const fa3_score_function& score, const Kernel& config, int captured) {
   if (config.is_decode()) return decode_program(score, config);
-  const auto [c, definitions] = ahead_of_scores(score, config, captured);
+  const Kernel c = with_score(score, config, captured);
   return cuda::forward_program(
-      score,
-      kernel_of(concat(definitions, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
-                       "#include \"engine/hopper/forward/forward_kernel.cuh\"\n", includes_of(c)),
+      score, traits_of(score, config, captured),
+      kernel_of("#include \"engine/hopper/forward/forward_kernel.cuh\"\n" + includes_of(c),
                 concat("constexpr Kernel kConfig = ", cuda::text_of(c),
                        ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
                        " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
@@ -172,10 +161,8 @@ cuda::Program score_program(const fa3_score_function& score, const Kernel& confi
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c,
                             int captured) {
   return cuda::backward_program(
-      score,
-      kernel_of(definition_of_tile(captured) +
-                    (find_stored_gradient(score) != kNoTile ? "#define FA3_SCORE_STORES\n" : "") +
-                    "#include \"engine/hopper/backward/backward_kernel.cuh\"\n",
+      score, traits_of(score, c, captured),
+      kernel_of("#include \"engine/hopper/backward/backward_kernel.cuh\"\n",
                 concat("constexpr BackwardConfig kConfig = ", cuda::text_of(c), ";\n",
                        c.block_mask ? kPlaceOfListedStep : "",
                        "static_assert(sizeof(BackwardParams) == ", sizeof(ScoredBackwardParams),
@@ -185,15 +172,13 @@ cuda::Program score_program(const fa3_score_function& score, const BackwardConfi
 }
 
 cuda::ProgramKey score_key(const fa3_score_function& score, const Kernel& config, int captured) {
-  return cuda::key_of("hopper forward", config, score)
-      .add(captured)
-      .add(is_tile_read_once(score, captured));
+  return cuda::key_of("hopper forward", with_score(score, config, captured), score,
+                      traits_of(score, config, captured));
 }
 
 cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,
                            int captured) {
-  const bool stores = find_stored_gradient(score) != kNoTile;
-  return cuda::key_of("hopper backward", config, score).add(captured).add(stores);
+  return cuda::key_of("hopper backward", config, score, traits_of(score, config, captured));
 }
 
 }  // namespace fa3::hopper

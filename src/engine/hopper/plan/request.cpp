@@ -16,14 +16,14 @@ constexpr int64_t kFewRows = 64;
 constexpr int64_t kManyKeys = 512;
 
 Need kind_of(const fa3_score_function& score, int64_t queries, int64_t keys) {
-  using enum cuda::AddedToScore;
-  const cuda::AddedToScore added = cuda::added_to_score(score);
-  if (added == kLinear) return Need::kScoreLine;
-  if (added == kKeyTerm) return Need::kScoreKeyTerm;
+  if (score.kind == FA3_SCORE_ROW_LINE) return Need::kScoreLine;
+  if (score.kind == FA3_SCORE_KEY_TERM) return Need::kScoreKeyTerm;
   if (score.num_tensors == 0) return Need::kScorePure;
-  if (added == kPiecewiseLinear) return Need::kScoreTwoLines;
-  if (added == kRun) return Need::kScoreRun;
-  if (added == kClampedRun) return Need::kScoreClampedRun;
+  if (score.kind == FA3_SCORE_ROW_LINES) return Need::kScoreTwoLines;
+  if (score.kind == FA3_SCORE_ADDED) {
+    if (cuda::has_element(score, FA3_ELEMENT_RUN)) return Need::kScoreRun;
+    if (cuda::has_element(score, FA3_ELEMENT_CLAMPED_RUN)) return Need::kScoreClampedRun;
+  }
   return find_captured_tile(score, queries, keys) != kNoTile ? Need::kScoreTile : Need::kScoreOther;
 }
 

@@ -211,6 +211,56 @@ const std::vector<Bad>& options() {
        },
        "score:",
        {"1 captured tensors", "null pointer"}},
+      {"score_kind",
+       [](P* p) {
+         static const fa3_score_function kScore = {.kind = 5, .text = "return score;"};
+         p->options.score = &kScore;
+       },
+       "score:",
+       {"FA3_SCORE_ANY to FA3_SCORE_ROW_LINES", "got 5"}},
+      {"score_slope_of_what_is_added",
+       [](P* p) {
+         static const fa3_score_function kScore = {
+             .kind = FA3_SCORE_ADDED, .text = "return 1;", .slope = "return 1;"};
+         p->options.score = &kScore;
+       },
+       "score:",
+       {"no slope", "FA3_SCORE_ANY", "the kind 1"}},
+      {"score_element_of_no_tensor",
+       [](P* p) {
+         static const fa3_score_function kScore = {
+             .text = "return x;", .element = {.kind = FA3_ELEMENT_OF_KEY, .tensor = 1}};
+         p->options.score = &kScore;
+       },
+       "score:",
+       {"one of 0 captured tensors", "number 1"}},
+      {"score_element_beside_lines",
+       [](P* p) {
+         static const fa3_score_function kScore = {.kind = FA3_SCORE_ROW_LINE,
+                                                   .text = "return {x, 0};",
+                                                   .element = {.kind = FA3_ELEMENT_RUN}};
+         p->options.score = &kScore;
+       },
+       "score:",
+       {"FA3_SCORE_ANY or FA3_SCORE_ADDED alone", "the kind 3"}},
+      {"score_element_without_texts",
+       [](P* p) {
+         static const fa3_captured_tensor kTensor = {.data = p};
+         static const fa3_score_function kScore = {.text = "return x;",
+                                                   .element = {.kind = FA3_ELEMENT_RUN},
+                                                   .tensors = &kTensor,
+                                                   .num_tensors = 1};
+         p->options.score = &kScore;
+       },
+       "score:",
+       {"`type` and `indices`", "null pointer"}},
+      {"score_element_of_another_kind",
+       [](P* p) {
+         static const fa3_score_function kScore = {.text = "return x;", .element = {.kind = -1}};
+         p->options.score = &kScore;
+       },
+       "score:",
+       {"FA3_ELEMENT_NONE to FA3_ELEMENT_CLAMPED_RUN", "got -1"}},
       {"bits_alone",
        [](P* p) { p->options.block_mask_bits = bits_at(0); },
        "block_mask_bits:",

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Backward kernels whose score function captures tensors with gradients that depend on the score,
-// which is kept for them (FA3_SCORE_KEEPS_SCORES): caps that learn, one a head, and factors of
+// which is kept for them (ScoreTraits::keeps_scores): caps that learn, one a head, and factors of
 // keys. With numbers on the host, as in score_function_test.cpp.
+#define FA3_SCORE_FUNCTION   \
+  ScoreOf<float> {           \
+    { .keeps_scores = true } \
+  }
 #include <gtest/gtest.h>
 
 #include "numeric/backward_run.h"
 
 namespace fa3::cuda {
 
-float ScoreFunction::of(float score, int b, int h, int, int kv_idx) const {
+template <ScoreKind>
+float ScoreFunction::text(float score, float, int b, int h, int, int kv_idx) const {
   const float cap = load<float, 0>(h);
   return cap * tangent(score / cap) + load<float, 1>(b, kv_idx) * score;
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels that take a score function, as NVRTC compiles them, with numbers on the host: this
-// source alone has the function (FA3_SCORE_FUNCTION).
+// source alone has the function.
+#define FA3_SCORE_FUNCTION \
+  ScoreOf<float> {}
 #include <gtest/gtest.h>
 
 #include "numeric/backward_run.h"
@@ -23,7 +25,8 @@ constexpr float kSlope = -0.5f;
 
 namespace fa3::cuda {
 
-float ScoreFunction::of(float score, int b, int h, int q_idx, int kv_idx) const {
+template <ScoreKind>
+float ScoreFunction::text(float score, float, int b, int h, int q_idx, int kv_idx) const {
   return ampere::scored(score, b, h, q_idx, kv_idx);
 }
 float ScoreFunction::slope(float, int, int, int, int) const {

@@ -17,30 +17,22 @@ T* address(int number, int64_t offset = 0) {
   return reinterpret_cast<T*>((int64_t{1} << 40) + (int64_t{number} << 36) + offset);
 }
 
-struct Text {
-  const char* text;
-  int rank;  // of the captured tensor; 0: there is none
+struct Form {
+  fa3_score_kind kind;
+  fa3_element_kind element;
+  int rank;            // of the captured tensor; 0: there is none
+  int head_index = 0;  // of the element
 };
 
 // Every form that engines tell apart. Tensors of rank 2 to 4 end in (queries, keys).
-constexpr Text kTexts[] = {
-    {"return score * 2.0f;", 0},
-    {"return 5.0f * tangent(score * 0.2f);", 0},
-    {"const float a = load<float, 0>(h) * (kv_idx - q_idx), s = load<float, 0>(h);\n"
-     "return score + linear(a, s);",
-     1},
-    {"const float a = load<float, 0>(h), s = load<float, 0>(h);\n"
-     "return score + piecewise_linear(a, s);",
-     1},
-    {"const float a = load<Half, 0>(b);\nreturn score + key_term(a);", 1},
-    {"const float a = load_run<Half, 0, 1>(kv_idx - q_idx + 9, h);\nreturn score + a;", 2},
-    {"const float a = load_clamped_run<Half, 0, 1>(kv_idx, h);\nreturn score + a;", 2},
-    {"const float a = load_of_score<Half, 0>(q_idx, kv_idx, b, h);\nreturn score + a;", 4},
-    {"const float a = load_of_score<Half, 0>(q_idx, kv_idx, h);\nreturn score + a;", 3},
-    {"const float a = load_of_score<Half, 0>(q_idx, kv_idx);\nreturn score + a;", 2},
-    {"const float a = load_of_key<Half, 0>(kv_idx, b);\nreturn a > 0 ? score : a;", 2},
-    {"const float a = load<float, 0>(h);\nreturn score + a;", 1},
-    {"return score * load<float, 0>(h);", 1},
+constexpr Form kForms[] = {
+    {FA3_SCORE_ANY, FA3_ELEMENT_NONE, 0},          {FA3_SCORE_ANY, FA3_ELEMENT_NONE, 0},
+    {FA3_SCORE_ROW_LINE, FA3_ELEMENT_NONE, 1},     {FA3_SCORE_ROW_LINES, FA3_ELEMENT_NONE, 1},
+    {FA3_SCORE_KEY_TERM, FA3_ELEMENT_NONE, 1},     {FA3_SCORE_ADDED, FA3_ELEMENT_RUN, 2},
+    {FA3_SCORE_ADDED, FA3_ELEMENT_CLAMPED_RUN, 2}, {FA3_SCORE_ADDED, FA3_ELEMENT_OF_SCORE, 4, 1},
+    {FA3_SCORE_ADDED, FA3_ELEMENT_OF_SCORE, 3},    {FA3_SCORE_ADDED, FA3_ELEMENT_OF_SCORE, 2, -1},
+    {FA3_SCORE_ANY, FA3_ELEMENT_OF_KEY, 2, -1},    {FA3_SCORE_ADDED, FA3_ELEMENT_NONE, 1},
+    {FA3_SCORE_ANY, FA3_ELEMENT_NONE, 1},
 };
 
 }  // namespace
@@ -229,30 +221,35 @@ struct RandomCall::Generator {
   void choose_score() {
     if (p.softcap != 0 || p.dropout.on() || !random.one_in(p.has_float8() ? 30 : 6)) return;
     if (p.key_places.elsewhere && !decodes && !random.one_in(6)) return;
-    const Text& text = kTexts[random.below(std::size(kTexts))];
+    const Form& form = kForms[random.below(std::size(kForms))];
     fa3_score_function& score = call.score_;
-    score.text = text.text;
+    score.kind = form.kind;
+    score.text = "";
+    score.element = {
+        .kind = form.element, .head_index = form.head_index, .type = "Half", .indices = ""};
     score.may_hide = random.one_in(4);
     p.score = &score;
-    if (random.one_in(4)) score.slope = "return 2.0f;";
-    if (text.rank == 0) return;
+    const bool has_slope = random.one_in(4);
+    if (has_slope && form.kind == FA3_SCORE_ANY) score.slope = "return 2.0f;";
+    if (form.rank == 0) return;
     fa3_captured_tensor tensor{};
     tensor.data = address<void>(16, random.one_in(8) ? 2 : 0);
-    tensor.rank = text.rank;
+    tensor.rank = form.rank;
     const int64_t extents[] = {p.batch, p.heads_q, p.lengths_q.max, p.lengths_k.max};
     int64_t stride = 1;
-    for (int dim = text.rank - 1; dim >= 0; --dim) {
-      tensor.shape[dim] = std::max<int64_t>(extents[4 - text.rank + dim], 1);
+    for (int dim = form.rank - 1; dim >= 0; --dim) {
+      tensor.shape[dim] = std::max<int64_t>(extents[4 - form.rank + dim], 1);
       tensor.stride[dim] = stride;
-      const bool is_last = dim == text.rank - 1;
+      const bool is_last = dim == form.rank - 1;
       // TMA takes rows of multiples of 16 bytes.
       stride *= is_last && !random.one_in(4) ? (tensor.shape[dim] + 7) / 8 * 8 : tensor.shape[dim];
-      if (dim < text.rank - 2 && random.one_in(4)) tensor.stride[dim] = 0;
+      if (dim < form.rank - 2 && random.one_in(4)) tensor.stride[dim] = 0;
     }
     if (random.one_in(3)) {
       tensor.gradient = address<float>(17);
-      tensor.stores_gradient = random.one_in(2);
-      score.gradients = random.one_in(2) ? "" : "add<0>(gradient * score, h);";
+      score.element.stores_gradient = random.one_in(2) && form.element == FA3_ELEMENT_OF_SCORE;
+      score.gradients = "";
+      score.gradients_use_score = random.one_in(2) ? 0 : 1;
     }
     call.captured_.push_back(tensor);
     score.tensors = call.captured_.data();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of a captured tensor as large as the scores, a bias say, that arrive by TMA
-// (score_function.cuh, load_of_score()). A step's tile comes into the stage in which the step's dS
-// will be: a warp writes dS of the elements that it alone has read, so no shared memory is taken
-// and nobody waits but the loader, for the stage. Next: function_tile.cuh.
+// (ElementKind::kOfScore of score_captures.h). A step's tile comes into the stage in which the
+// step's dS will be: a warp writes dS of the elements that it alone has read, so no shared memory
+// is taken and nobody waits but the loader, for the stage. Next: function_tile.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/score_function.cuh"
@@ -26,11 +26,9 @@ __device__ __forceinline__ ptx::TileCoordinates captured_place(
     head = block.head;
     m_block = block.m_block;
   }
-  int others[ScoreFunction::kTileIndices] = {};
-  ScoreFunction function{params.score.captures};
-  function.pair.tile = others;
-  function.of(0.0f, work.sequence(), head, m_block * C.block_m, work.first_key());
-  if constexpr (!OfGradient) function.place_tile(others);
+  const ScoreFunction function{params.score.captures};
+  const auto [others] = function.place(ScoreFunction::Tile{function, !OfGradient}, work.sequence(),
+                                       head, m_block * C.block_m, work.first_key());
   return {work.first_key(), m_block * C.block_m, others[0], others[1]};
 }
 

@@ -133,9 +133,13 @@ struct FunctionTile {
       for (int j = 0; j < kStepScores; ++j) {
         const int i = step * kStepScores + j;
         const float score = scores[i] * scale;
-        ScoreFunction f = function;
-        if constexpr (kLoadsTile) f.pair = {&words[j / 2], j % 2 == 1};
-        scores[i] = f.of(score, at.sequence, at.head, at.query(i), at.key(i));
+        ScoreNumber x;
+        if constexpr (kLoadsTile) {
+          x = element_of_pair(words[j / 2], j % 2 == 1);
+        } else {
+          x = function.x_at(at.sequence, at.head, at.query(i), at.key(i));
+        }
+        scores[i] = function.of_element(x, score, at.sequence, at.head, at.query(i), at.key(i));
         if constexpr (C.capped()) {
           kept[j] = Kept::of(function, score, at.sequence, at.head, at.query(i), at.key(i));
         }

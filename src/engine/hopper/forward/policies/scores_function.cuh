@@ -18,21 +18,21 @@ __device__ __forceinline__ bool leads_warp() {
 }
 
 // `c` is the Consumer, `r` the ThreadTile.
-template <class Hook>
+template <Kernel C, class Hook>
 struct FunctionVerbs : Hook, ScoreVerbs {
-  static constexpr bool kMayHide = kScoreMayHide;
+  static constexpr bool kMayHide = C.captured.may_hide;
   static constexpr bool kAdds = kAddsToScore;
 };
 
 // The function replaces scores, or knows those it adds to. What it loads of the keys of a tile's
 // first block comes under the block's products, of others under the block before.
 template <Kernel C>
-struct ReplacedScores : FunctionVerbs<ScoreOf16BitP<FunctionScore, C.shape.block_n>> {
+struct ReplacedScores : FunctionVerbs<C, ScoreOf16BitP<FunctionScore, C.shape.block_n>> {
   struct Registers : cuda::Pairs<C.shape.block_n / 2> {};
   using Hook = ScoreOf16BitP<FunctionScore, C.shape.block_n>;
 
   __device__ __forceinline__ explicit ReplacedScores(const ForwardParams& params)
-      : FunctionVerbs<Hook>{Hook{FunctionScore(params)}} {}
+      : FunctionVerbs<C, Hook>{Hook{FunctionScore(params)}} {}
 
   template <class Consumer, class Tile>
   __device__ __forceinline__ void load_ahead(const Consumer& c, Tile& r, int first_key) const {
@@ -111,12 +111,12 @@ struct ReplacedByTile : ReplacedScores<C> {
 // added to that.
 template <Kernel C, class Score = AddedScore>
 struct AddedScores
-    : FunctionVerbs<ScoreOf16BitP<Score, C.shape.block_n, consumer_tuning(C).headroom_log2>> {
+    : FunctionVerbs<C, ScoreOf16BitP<Score, C.shape.block_n, consumer_tuning(C).headroom_log2>> {
   struct Registers : cuda::Pairs<C.shape.block_n / 2> {};
   using Hook = ScoreOf16BitP<Score, C.shape.block_n, consumer_tuning(C).headroom_log2>;
 
   __device__ __forceinline__ explicit AddedScores(const ForwardParams& params)
-      : FunctionVerbs<Hook>{Hook{Score(params)}} {}
+      : FunctionVerbs<C, Hook>{Hook{Score(params)}} {}
 
   template <class Consumer, class Tile>
   __device__ __forceinline__ void start(Consumer& c, Tile& r) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of a captured tensor as large as the scores, a bias say, by TMA (cuda/softmax/
-// score_function.cuh, load_of_score()): one for each key block, in a pipeline of their own. By the
-// thread that loads K and V. Next: producer.cuh.
+// Tiles of a captured tensor as large as the scores, a bias say, by TMA (ElementKind::kOfScore of
+// cuda/softmax/score_captures.h): one for each key block, in a pipeline of their own. By the thread
+// that loads K and V. Next: producer.cuh.
 #pragma once
 
 #include "engine/cuda/softmax/score_function.cuh"
@@ -19,10 +19,9 @@ class CapturedTiles {
 
   __device__ __forceinline__ void start_tile(const WorkTileOf<C>& work) {
     first_row_ = work.first_row;
-    ScoreFunction function{params_.score.captures};
-    function.pair.tile = others_;
-    function.of(0.0f, work.place.sequence_or(work.keys.batch), work.queries.pack, first_row_, 0);
-    function.place_tile(others_);
+    const ScoreFunction function{params_.score.captures};
+    others_ = function.place(ScoreFunction::Tile{function}, work.place.sequence_or(work.keys.batch),
+                             work.queries.pack, first_row_, 0);
   }
 
   // The one of the tile's block `number`.
@@ -31,7 +30,7 @@ class CapturedTiles {
     if (Issuer::leads()) {
       tile::load_rows(params_.score.captured_map, C.captured_tile(), C.shape.block_m,
                       at_.captured(cursor_.stage()), at_.captured_pipeline().full(cursor_.stage()),
-                      place_of(keys, number), 0, kReadsTileOnce);
+                      place_of(keys, number), 0, C.captured.ahead == Ahead::kTileReadOnce);
     }
     cursor_.advance();
   }
@@ -40,13 +39,13 @@ class CapturedTiles {
   __device__ __forceinline__ ptx::TileCoordinates place_of(const TileKeys& keys, int number) const {
     int key = keys.first + number * C.shape.block_n;
     if constexpr (C.block_mask()) key = cuda::listed_key(keys.listed, number * C.shape.block_n);
-    return {key, first_row_, others_[0], others_[1]};
+    return {key, first_row_, others_.index[0], others_.index[1]};
   }
 
   const ForwardParams& params_;
   const SmemAddresses<C> at_;
   int first_row_ = 0;
-  int others_[ScoreFunction::kTileIndices] = {};  // indices of the tensor
+  ScoreFunction::Tile::Result others_{};  // indices of the tensor
   PipelineState<C.captured_stages()> cursor_;
 };
 

@@ -6,10 +6,8 @@
 
 #include "engine/hopper/forward/producer/kv_loader.cuh"
 #include "engine/hopper/forward/producer/load_queries.cuh"
-#ifdef FA3_SCORE_TILE
+#ifdef FA3_SCORE_FUNCTION
 #include "engine/hopper/forward/producer/load_captured.cuh"
-#endif
-#ifdef FA3_SCORE_KEY_TERM
 #include "engine/hopper/forward/producer/write_key_terms.cuh"
 #endif
 #include "engine/hopper/forward/smem_plan.cuh"
@@ -17,14 +15,15 @@
 
 namespace fa3::hopper {
 
+// Of kernels with a score function.
+template <Kernel C>
+class KeyTermWriter;
+template <Kernel C>
+class CapturedTiles;
+
 // What warps 1 to 3 of the producer's warpgroup do.
-#ifdef FA3_SCORE_KEY_TERM
 template <Kernel C>
-using HelperOf = KeyTermWriter<C>;
-#else
-template <Kernel C>
-using HelperOf = typename KvLoaderOf<C>::Helper;
-#endif
+using HelperOf = std::conditional_t<kAddsKeyTerm, KeyTermWriter<C>, typename KvLoaderOf<C>::Helper>;
 
 template <Kernel C, class Kv, class Scales>
 class Producer {
@@ -58,11 +57,7 @@ class Producer {
     __device__ __forceinline__ void start_tile(const WorkTileOf<C>&) const {}
     __device__ __forceinline__ void load(const TileKeys&, int) const {}
   };
-#ifdef FA3_SCORE_TILE
-  using Captured = CapturedTiles<C>;
-#else
-  using Captured = NoCapturedTiles;
-#endif
+  using Captured = std::conditional_t<kLoadsTile, CapturedTiles<C>, NoCapturedTiles>;
 
   __device__ __forceinline__ void load_tile() {
     WorkTileOf<C>& work = next_work_tile();

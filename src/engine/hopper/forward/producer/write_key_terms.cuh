@@ -74,7 +74,7 @@ class KeyTermWriter {
     const ScoreFunction function{params_.score.captures};
 #pragma unroll 1
     for (int row = thread_; row < C.shape.block_n; row += kThreads) {
-      const float term = function.of(-0.0f, keys_.sequence, head_, 0, first_key + row);
+      const float term = function.added({}, keys_.sequence, head_, 0, first_key + row);
       write_row(stage, row, key_term_words(bounded_term(term * params_.score.inverse_scale)));
     }
     ptx::fence_proxy_async();  // wgmma reads what these threads have stored

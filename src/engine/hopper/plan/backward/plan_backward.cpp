@@ -53,8 +53,8 @@ Variant main_variant(const BackwardProblem& p) {
 
 bool adds_gradients(const fa3_score_function& score) {
   const std::span tensors(score.tensors, size_t(score.num_tensors));
-  return std::ranges::any_of(tensors, [](const fa3_captured_tensor& t) {
-    return t.gradient != nullptr && t.stores_gradient == 0;
+  return std::ranges::any_of(tensors, [&](const fa3_captured_tensor& t) {
+    return t.gradient != nullptr && &t != cuda::tensor_with_stored_gradient(score);
   });
 }
 
@@ -67,14 +67,13 @@ Status check_score(const BackwardProblem& p) {
         "slope");
   }
   if (p.score->gradients == nullptr) return {};
-  const int stored = find_stored_gradient(*p.score);
-  if (stored != kNoTile) {
+  if (cuda::tensor_with_stored_gradient(*p.score) != nullptr) {
     const char* obstacle =
         std::max(p.head_dim, p.head_dim_v) > 128
             ? "head dims are beyond 128"
             : stored_gradient_obstacle(*p.score, p.lengths_q.max, p.lengths_k.max);
     if (obstacle != nullptr) {
-      return unsupported("stores_gradient of captured tensor ", stored, ": ", obstacle);
+      return unsupported("stores_gradient of the score function's element: ", obstacle);
     }
   }
   if (p.deterministic && adds_gradients(*p.score)) {

@@ -14,16 +14,11 @@ int few_of(int64_t number) {
 
 }  // namespace
 
-// Which index is the head's is the text's own affair. Numbers of parts say it, and where there are
-// as many sequences as heads, sequences are taken to share: the order is right whatever is
-// together.
 TilesTogether choose_together(const fa3_score_function& score, int64_t heads, int64_t batches) {
-  const int64_t parts = num_captured_parts(score);
-  const bool sequences_share = parts == 1 || parts == heads;
-  const bool heads_share = parts == 1 || parts == batches;
+  const CapturedParts parts = parts_of_captured(score);
   TilesTogether together;
-  if (sequences_share) together.batches = few_of(batches);
-  if (heads_share && together.batches == 1) together.packs = few_of(heads);
+  if (parts.of_others == 1) together.batches = few_of(batches);
+  if (parts.of_heads == 1 && together.batches == 1) together.packs = few_of(heads);
   return together;
 }
 

@@ -13,42 +13,43 @@
 namespace fa3 {
 namespace {
 
-TEST_F(ScoreProgram, LoadsAheadFromTheOnlyTensorOfKeys) {
+TEST_F(ScoreProgram, LoadsElementsOfKeysAhead) {
   FA3_SKIP_WITHOUT_NVRTC();
-  constexpr char kOnce[] =
-      "return score * load<float, 0>(h) + load_of_key<Half, 3>(kv_idx, q_idx);";
-  constexpr char kTwice[] =
-      "return score + load_of_key<Half, 1>(kv_idx, h) + load_of_key<Half, 2>(kv_idx, q_idx);";
+  fa3_captured_tensor tensors[4] = {};
+  auto score = function_of(
+      "return score * load<float, 0>(h) + x;", FA3_SCORE_ANY,
+      {.kind = FA3_ELEMENT_OF_KEY, .tensor = 3, .type = "Half", .indices = "return at(q_idx);"});
+  score.tensors = tensors;
+  score.num_tensors = 4;
   const auto c =
       scored_kernels(Scored::kAny, hopper::Tiles::kVarlen, hopper::Element::kFp16).front();
-  const auto once = hopper::score_program(function_of(kOnce), c);
-  const auto twice = hopper::score_program(function_of(kTwice), c);
-  EXPECT_NE(once.text.find("#define FA3_SCORE_PAIRS 3\n"), std::string::npos);
-  EXPECT_EQ(twice.text.find("FA3_SCORE_PAIRS"), std::string::npos);
-  auto hides = function_of(kOnce);
+  const auto program = hopper::score_program(score, c);
+  EXPECT_EQ(traits_in(program),
+            line_of("Half", {.element = cuda::ElementKind::kOfKey, .tensor = 3}));
+  auto hides = score;
   hides.may_hide = 1;
   const auto with_pairs = [&](bool may_hide) {
     hopper::Kernel kernel = c;
     kernel.captured = {hopper::Ahead::kPairs, may_hide};
     return cuda::text_of(kernel);
   };
-  EXPECT_NE(once.text.find(with_pairs(false)), std::string::npos);
+  EXPECT_NE(program.text.find(with_pairs(false)), std::string::npos);
   EXPECT_NE(hopper::score_program(hides, c).text.find(with_pairs(true)), std::string::npos);
   std::string code;
-  for (const auto* program : {&once, &twice}) {
-    const Status status = cuda::find_code(*program, nullptr, &code);
-    EXPECT_TRUE(status.ok()) << status.message();
-  }
+  const Status status = cuda::find_code(program, nullptr, &code);
+  EXPECT_TRUE(status.ok()) << status.message();
 }
 
 // Of a tensor with an element for each score; which kernels do stands here.
 TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
   FA3_SKIP_WITHOUT_NVRTC();
-  auto score = function_of("return score + load_of_score<Bfloat, 0>(q_idx, kv_idx, h);");
+  fa3_captured_tensor bias{};
+  auto score = function_of("return score + x;", FA3_SCORE_ANY, kElementOfScore);
+  score.tensors = &bias;
+  score.num_tensors = 1;
   score.may_hide = 1;
   const auto compiles = [&](const auto& config) {
     const cuda::Program program = hopper::score_program(score, config, 0);
-    EXPECT_NE(program.text.find("#define FA3_SCORE_TILE 0\n"), std::string::npos);
     std::string code;
     const Status status = cuda::find_code(program, nullptr, &code);
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
@@ -99,19 +100,21 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
 
 TEST_F(ScoreProgram, BeginsWithWhatTheFunctionAdds) {
   FA3_SKIP_WITHOUT_NVRTC();
-  constexpr char kText[] =
-      "using namespace score;\nconst float x = load_of_score<Bfloat, 0>(q_idx, kv_idx, h);\n"
-      "return score + x;\n";
-  auto score = function_of(kText);
-  constexpr char kAdds[] = "#define FA3_SCORE_ADDS\n", kOnce[] = "#define FA3_SCORE_TILE_ONCE\n";
+  auto score = function_of("return x;", FA3_SCORE_ADDED, kElementOfScore);
   fa3_captured_tensor bias{.rank = 3, .shape = {4, 100, 200}, .stride = {20800, 208, 1}};
   score.tensors = &bias;
   score.num_tensors = 1;
-  const auto has = [&](const char* line) {
-    const auto program = hopper::score_program(score, kSmall, 0);
-    return program.text.find(line) != std::string::npos;
+  cuda::ScoreTraits expected{.kind = cuda::ScoreKind::kAdded,
+                             .element = cuda::ElementKind::kOfScore,
+                             .starts_products = true,
+                             .loads_tile = true};
+  // What it is told of the function, and in its kernel of the tensor.
+  const auto expect_told = [&](int captured, hopper::Ahead ahead) {
+    const auto program = hopper::score_program(score, kSmall, captured);
+    EXPECT_EQ(traits_in(program), line_of("Bfloat", expected));
+    EXPECT_NE(program.text.find(cuda::text_of(hopper::Captured{ahead, false})), std::string::npos);
   };
-  EXPECT_TRUE(has(kAdds) && has(kOnce));
+  expect_told(0, hopper::Ahead::kTileReadOnce);
   const auto compiles = [&](const hopper::Kernel& config) {
     std::string code;
     const Status status = cuda::find_code(hopper::score_program(score, config, 0), nullptr, &code);
@@ -127,62 +130,73 @@ TEST_F(ScoreProgram, BeginsWithWhatTheFunctionAdds) {
     compiles(scored_kernels(Scored::kListed, hopper::Tiles::kListed, kFp16).front());
   }
   bias.stride[0] = 0;  // heads share it
-  EXPECT_TRUE(has(kAdds) && !has(kOnce));
+  score.may_hide = 0;
+  expect_told(0, hopper::Ahead::kTile);
   bias = {.rank = 2, .shape = {100, 200}, .stride = {208, 1}};
-  EXPECT_FALSE(has(kOnce));
+  expect_told(0, hopper::Ahead::kTile);
   // Without tiles there is nothing to begin with.
-  const auto without = hopper::score_program(score, kSmall);
-  EXPECT_EQ(without.text.find(kAdds), std::string::npos);
+  expected.starts_products = expected.loads_tile = false;
+  expect_told(hopper::kNoTile, hopper::Ahead::kPairs);
 }
 
 TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
   FA3_SKIP_WITHOUT_NVRTC();
-  constexpr char kLine[] =
-      "const float x = load<float, 0>(h);\nconst float y = x * (kv_idx - q_idx);\n"
-      "return score + linear(y, x);\n";
-  constexpr char kTwoLines[] =
-      "const float x = kv_idx < q_idx ? 1.0f : -1.0f;\nconst float y = x * (kv_idx - q_idx);\n"
-      "return score + piecewise_linear(y, x);\n";
-  constexpr char kRun[] =
-      "const float x = load_run<Half, 0, -1>(q_idx - kv_idx, h);\nreturn score + x;\n";
-  constexpr char kClampedRun[] =
-      "const float x = load_clamped_run<float, 0, 1>(score::minimum(kv_idx, 99), h);\n"
-      "return score + x;\n";
-  constexpr char kKeyTerm[] =
-      "const float x = load<float, 0>(h, kv_idx);\nreturn score + key_term(x);\n";
-  // What a kernel is told, which compiles.
-  const auto told = [](const char* text, const hopper::Kernel& kernel, bool compiles = true) {
-    const auto program = hopper::score_program(function_of(text), kernel);
-    std::string code, found;
+  fa3_captured_tensor table{};
+  const auto with_table = [&](fa3_score_function score) {
+    score.tensors = &table;
+    score.num_tensors = 1;
+    return score;
+  };
+  const auto line = with_table(function_of(
+      "const float s = load<float, 0>(h);\nreturn {s * (kv_idx - q_idx), s};", FA3_SCORE_ROW_LINE));
+  const auto two_lines = with_table(function_of(
+      "const float s = kv_idx < q_idx ? 1.0f : -1.0f;\nreturn {s * (kv_idx - q_idx), s};",
+      FA3_SCORE_ROW_LINES));
+  const auto run = with_table(function_of("return x;", FA3_SCORE_ADDED,
+                                          {.kind = FA3_ELEMENT_RUN,
+                                           .step = -1,
+                                           .type = "Half",
+                                           .indices = "return at(h, q_idx - kv_idx);"}));
+  const auto clamped_run =
+      with_table(function_of("return x;", FA3_SCORE_ADDED,
+                             {.kind = FA3_ELEMENT_CLAMPED_RUN,
+                              .step = 1,
+                              .type = "float",
+                              .indices = "return at(h, score::minimum(kv_idx, 99));"}));
+  const auto key_term =
+      with_table(function_of("return load<float, 0>(h, kv_idx);", FA3_SCORE_KEY_TERM));
+  // A kernel is told that its products begin with the function, which compiles.
+  const auto starts = [](const fa3_score_function& score, const hopper::Kernel& kernel,
+                         bool compiles = true) {
+    const auto program = hopper::score_program(score, kernel);
+    cuda::ScoreTraits expected = cuda::traits_of(score);
+    expected.starts_products = true;
+    const char* const type = score.element.type == nullptr ? "float" : score.element.type;
+    EXPECT_EQ(traits_in(program), line_of(type, expected));
+    std::string code;
     const Status status = compiles ? cuda::find_code(program, nullptr, &code) : Status{};
     EXPECT_TRUE(status.ok()) << kernel.shape.head_dim << ": " << status.message();
-    for (const char* name :
-         {"ADDS", "LINEAR", "PIECEWISE_LINEAR", "RUN", "CLAMPED_RUN", "KEY_TERM"}) {
-      const std::string line = std::string("#define FA3_SCORE_") + name + "\n";
-      if (program.text.find(line) != std::string::npos) found += std::string(name) + " ";
-    }
-    return found;
   };
   constexpr auto kGeneral = hopper::Tiles::kVarlen;
   for (const auto& kernel : tried_rows(scored_kernels(Scored::kPure))) {
-    EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
-    EXPECT_EQ(told(kRun, kernel), "ADDS RUN ");
-    EXPECT_EQ(told(kClampedRun, kernel), "ADDS CLAMPED_RUN ");
+    starts(line, kernel);
+    starts(run, kernel);
+    starts(clamped_run, kernel);
   }
   for (const auto& kernel : tried_rows(scored_kernels(Scored::kPure, kGeneral))) {
-    EXPECT_EQ(told(kTwoLines, kernel), "ADDS PIECEWISE_LINEAR ");
-    EXPECT_EQ(told(kKeyTerm, kernel), "ADDS KEY_TERM ");
+    starts(two_lines, kernel);
+    starts(key_term, kernel);
     if (is_quick()) continue;
-    EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
-    EXPECT_EQ(told(kRun, kernel), "ADDS RUN ");
+    starts(line, kernel);
+    starts(run, kernel);
   }
   for (const auto& kernel : tried_rows(scored_kernels(Scored::kListed, hopper::Tiles::kListed))) {
-    EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
-    EXPECT_EQ(told(kKeyTerm, kernel), "ADDS KEY_TERM ");
+    starts(line, kernel);
+    starts(key_term, kernel);
   }
   if (!is_quick()) {
     for (const auto& kernel : scored_kernels(Scored::kListed, hopper::Tiles::kListedVarlen)) {
-      EXPECT_EQ(told(kRun, kernel), "ADDS RUN ");
+      starts(run, kernel);
     }
   }
   // At 256 columns lines and terms of keys take a stage of keys and values from the pipeline.
@@ -190,37 +204,42 @@ TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
     return !is_quick() || kernel.shape.head_dim == 256;
   };
   for (const auto& kernel : scored_kernels(Scored::kAny, kGeneral)) {
-    EXPECT_EQ(told(kTwoLines, kernel, compiled(kernel)), "ADDS PIECEWISE_LINEAR ");
-    if (!is_quick()) EXPECT_EQ(told(kLine, kernel), "ADDS LINEAR ");
+    starts(two_lines, kernel, compiled(kernel));
+    if (!is_quick()) starts(line, kernel);
   }
   for (const auto& kernel : scored_kernels(Scored::kAny)) {
-    EXPECT_EQ(told(kKeyTerm, kernel, compiled(kernel)), "ADDS KEY_TERM ");
+    starts(key_term, kernel, compiled(kernel));
   }
 }
 
 TEST_F(ScoreProgram, StoresTheGradientOfScores) {
   FA3_SKIP_WITHOUT_NVRTC();
   fa3_captured_tensor bias{};
-  auto score = function_of("return score + load_of_score<Bfloat, 0>(q_idx, kv_idx, h);");
+  auto score = function_of("return x;", FA3_SCORE_ADDED, kElementOfScore);
   score.gradients = "";
   score.tensors = &bias;
   score.num_tensors = 1;
-  constexpr char kStores[] = "#define FA3_SCORE_STORES\n";
+  const auto told = [&](const hopper::BackwardConfig& c) {
+    return traits_in(hopper::score_program(score, c, 0));
+  };
+  cuda::ScoreTraits adds{
+      .kind = cuda::ScoreKind::kAdded, .element = cuda::ElementKind::kOfScore, .loads_tile = true};
+  cuda::ScoreTraits stores = adds;
+  stores.stores_gradient = true;
   for (const auto* row :
        {&hopper::kBackwardTable[0], &hopper::kBackwardTable[2], &hopper::kMaskBackwardTable[0]}) {
     const auto config = row->config.with(hopper::Element::kBf16, hopper::Variant::kDense);
-    bias.stores_gradient = 1;
+    score.element.stores_gradient = 1;
     bias.gradient = nullptr;
-    EXPECT_EQ(hopper::score_program(score, config, 0).text.find(kStores), std::string::npos);
+    EXPECT_EQ(told(config), line_of("Bfloat", adds));
     float gradient = 0;
     bias.gradient = &gradient;
-    const cuda::Program program = hopper::score_program(score, config, 0);
-    EXPECT_NE(program.text.find(kStores), std::string::npos);
+    EXPECT_EQ(told(config), line_of("Bfloat", stores));
     std::string code;
-    const Status status = cuda::find_code(program, nullptr, &code);
+    const Status status = cuda::find_code(hopper::score_program(score, config, 0), nullptr, &code);
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
-    bias.stores_gradient = 0;
-    EXPECT_EQ(hopper::score_program(score, config, 0).text.find(kStores), std::string::npos);
+    score.element.stores_gradient = 0;
+    EXPECT_EQ(told(config), line_of("Bfloat", adds));
   }
 }
 

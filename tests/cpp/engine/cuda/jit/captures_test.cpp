@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a score function's text and tensors say without a compiler: tiles, pairs, stored gradients.
+// What a score function and its tensors say without a compiler: tiles, pairs, stored gradients.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,48 +19,9 @@
 namespace fa3 {
 namespace {
 
-using enum cuda::AddedToScore;
-
-TEST(ScoreText, AddsWhereItsOneReturnNamesTheScoreAlone) {
-  const auto adds = [](const char* text) {
-    return cuda::added_to_score(function_of(text)) != kNotAlone;
-  };
-  EXPECT_TRUE(adds("const float x5 = 2.0f * h;\nreturn score + x5;"));
-  EXPECT_TRUE(adds("using namespace score;\nconst float score_2 = 1.0f;\nreturn score + score_2;"));
-  EXPECT_FALSE(adds("return score;"));
-  EXPECT_FALSE(adds("const float x = 1.0f;\nreturn x + score;"));
-  EXPECT_FALSE(adds("const float x = score;\nreturn score + x;"));
-  EXPECT_FALSE(adds("using namespace score;\nconst float x = 2 * score;\nreturn score + x;"));
-  EXPECT_FALSE(adds("if (h > 2) return 0.0f;\nconst float x = 1.0f;\nreturn score + x;"));
-  EXPECT_FALSE(adds("const float x = 1.0f;\nreturn score + x > 0 ? 1 : 0;"));
-  EXPECT_FALSE(adds("const float x = 1.0f;\nreturn score + x * x;"));
-  EXPECT_FALSE(adds("return score + score;"));
-}
-
-TEST(ScoreText, SaysHowWhatItAddsChangesFromKeyToKey) {
-  const auto added = [](const char* text) { return cuda::added_to_score(function_of(text)); };
-  EXPECT_EQ(added("const float a = 1.0f;\nreturn score + linear(a, a);"), kLinear);
-  EXPECT_EQ(added("return score + piecewise_linear(a, b);"), kPiecewiseLinear);
-  EXPECT_EQ(added("return score + key_term(x);"), kKeyTerm);
-  EXPECT_EQ(added("const float x = load_run<float, 0, 1>(kv_idx);\nreturn score + x;"), kRun);
-  EXPECT_EQ(added("const float x = load_clamped_run<float, 0, 1>(kv_idx);\nreturn score + x;"),
-            kClampedRun);
-  for (const char* text :
-       {"return score + linear(a, b) + c;", "return score + linear(f(a), b);",
-        "return score + linear(a, score);", "return 2 * score + linear(a, b);",
-        "return score + bilinear(a, b);", "return score * key_term(x);",
-        "return score + key_term(x) + y;", "const float a = linear(b, c);\nreturn score + a * a;",
-        "const float x = load_run<float, 0, 1>(kv_idx);\nreturn score * x;"}) {
-    EXPECT_EQ(added(text), kNotAlone) << text;
-  }
-  EXPECT_EQ(added("const float x = load_run<float, 0, 1>(h) + load_run<float, 1, 1>(h);\n"
-                  "return score + x;"),
-            kOther);
-}
-
 // Functions that differ in one thing each.
 std::vector<fa3_score_function> some_functions(const fa3_captured_tensor* tensors) {
-  auto bias = function_of("return score + load_of_score<Half, 0>(q_idx, kv_idx, h);");
+  auto bias = function_of("return x;", FA3_SCORE_ADDED, kElementOfScore);
   bias.tensors = tensors;
   bias.num_tensors = 1;
   std::vector<fa3_score_function> found{function_of("return tangent(score);"), bias};
@@ -69,14 +30,25 @@ std::vector<fa3_score_function> some_functions(const fa3_captured_tensor* tensor
     found.push_back(score);
   };
   also(found[0], [](auto& f) { f.text = "return score * 2.0f;"; });
-  also(found[0], [&](auto& f) { f.tensors = tensors, f.num_tensors = 1; });
+  also(found[0], [](auto& f) { f.kind = FA3_SCORE_ADDED; });
+  also(found[0], [](auto& f) { f.repeats_tangents = 1; });
   also(found[0], [](auto& f) { f.may_hide = 1; });
   also(found[0], [](auto& f) { f.slope = ""; });
   also(found[0], [](auto& f) { f.slope = "return 2.0f;"; });
+  also(bias, [](auto& f) { f.kind = FA3_SCORE_ANY; });
+  also(bias, [](auto& f) { f.element.kind = FA3_ELEMENT_OF_KEY; });
+  also(bias, [](auto& f) { f.element.kind = FA3_ELEMENT_RUN, f.element.step = 1; });
+  also(bias, [](auto& f) { f.element.kind = FA3_ELEMENT_RUN, f.element.step = 2; });
+  also(bias, [](auto& f) { f.element.type = "Half"; });
+  also(bias, [](auto& f) { f.element.indices = "return at(b);"; });
   also(bias, [](auto& f) { f.gradients = "add<0>(gradient, h, q_idx, kv_idx);"; });
-  also(bias, [](auto& f) { f.gradients = "add<0>(score, h, q_idx, kv_idx);"; });
+  also(bias, [](auto& f) {
+    f.gradients = "add<0>(score, h, q_idx, kv_idx);";
+    f.gradients_use_score = 1;
+  });
   also(bias, [&](auto& f) { f.tensors = tensors + 1; });
-  also(bias, [&](auto& f) { f.tensors = tensors + 2, f.gradients = ""; });
+  also(bias,
+       [&](auto& f) { f.tensors = tensors + 2, f.element.stores_gradient = 1, f.gradients = ""; });
   also(bias, [](auto& f) { f.gradients = ""; });
   return found;
 }
@@ -88,7 +60,6 @@ TEST(ScoreKeys, TellProgramsApart) {
                                 .stride = {16384, 128, 1}};
   fa3_captured_tensor tensors[3] = {own, own, own};
   tensors[1].stride[0] = 0;  // one for all heads
-  tensors[2].stores_gradient = 1;
   tensors[2].gradient = reinterpret_cast<float*>(uintptr_t{0x9000});
   std::map<std::string, std::string> texts;
   int programs = 0;
@@ -135,7 +106,7 @@ TEST(ScoreKeys, TellProgramsApart) {
 
 TEST(Captures, AreTilesWhereTmaCanBringThem) {
   fa3_captured_tensor bias{};
-  auto score = function_of("return score + load_of_score<Half, 0>(q_idx, kv_idx, h);");
+  auto score = function_of("return x;", FA3_SCORE_ADDED, kElementOfScore);
   score.tensors = &bias;
   score.num_tensors = 1;
   bias = {.data = reinterpret_cast<const void*>(uintptr_t{0x7000}),
@@ -162,13 +133,7 @@ TEST(Captures, AreTilesWhereTmaCanBringThem) {
   bias.rank = 1;
   EXPECT_EQ(found(), hopper::kNoTile);
   bias = good;
-  score.text = "return score + load_of_key<Half, 0>(kv_idx, h, q_idx);";
-  EXPECT_EQ(found(), hopper::kNoTile);
-  score.text =
-      "return score + load_of_score<Half, 0>(q_idx, kv_idx, h) * load_of_score<Half, 0>(q_idx, "
-      "kv_idx, b);";
-  EXPECT_EQ(found(), hopper::kNoTile);
-  score.text = "return score + load_of_score<Half, 1>(q_idx, kv_idx, h);";
+  score.element.kind = FA3_ELEMENT_OF_KEY;
   EXPECT_EQ(found(), hopper::kNoTile);
 }
 
@@ -181,12 +146,13 @@ TEST(Captures, HaveTilesOfThoseTogetherThatShareThem) {
   for (const Case c : {Case{1, 4, 2, 4, 2, 1}, Case{1, 4, 9, 4, 3, 1}, Case{1, 4, 5, 4, 1, 1},
                        Case{2, 4, 2, 4, 1, 1}, Case{3, 1, 3, 4, 1, 2}, Case{3, 1, 3, 5, 1, 1},
                        Case{1, 1, 2, 4, 2, 1}, Case{1, 1, 1, 6, 1, 2}, Case{1, 1, 1, 1, 1, 1},
-                       Case{1, 4, 4, 4, 2, 1}, Case{1, 7, 2, 4, 1, 1}}) {
+                       Case{1, 4, 4, 4, 2, 1}, Case{4, 1, 4, 4, 1, 2}, Case{4, 4, 4, 4, 1, 1}}) {
     fa3_captured_tensor bias{.data = reinterpret_cast<const void*>(uintptr_t{0x7000}),
                              .rank = 4,
                              .shape = {c.of_sequences, c.of_heads, 100, 200},
                              .stride = {20800 * c.of_heads, 20800, 208, 1}};
-    auto score = function_of("return score + load_of_score<Half, 0>(q_idx, kv_idx, b, h);");
+    auto score = function_of("return x;", FA3_SCORE_ADDED, kElementOfScore);
+    score.element.head_index = 1;
     score.tensors = &bias;
     score.num_tensors = 1;
     const auto expect = [&](int sequences, int heads, const char* what) {
@@ -198,27 +164,25 @@ TEST(Captures, HaveTilesOfThoseTogetherThatShareThem) {
     bias.shape[0] = c.sequences;  // the same, repeated
     bias.stride[0] = c.of_sequences == 1 ? 0 : bias.stride[0];
     expect(c.sequences_together, c.heads_together, "repeated");
-    score.text = "return score + load_of_key<Half, 0>(kv_idx, h, q_idx);";
+    score.element.kind = FA3_ELEMENT_OF_KEY;
     expect(1, 1, "no tensor as large as the scores");
-    score.num_tensors = 0;
-    expect(1, 1, "no tensor");
   }
 }
 
 TEST(Captures, HaveAStoredGradientWhereTmaCanStoreIt) {
   fa3_captured_tensor bias{.data = reinterpret_cast<const void*>(uintptr_t{0x7000}),
                            .rank = 3,
-                           .stores_gradient = 1,
                            .shape = {4, 100, 200},
                            .stride = {20800, 208, 1}};
-  auto score = function_of("return score + load_of_score<Half, 0>(q_idx, kv_idx, h);");
+  auto score = function_of("return x;", FA3_SCORE_ADDED, kElementOfScore);
+  score.element.stores_gradient = 1;
   score.tensors = &bias;
   score.num_tensors = 1;
   const auto obstacle = [&] { return hopper::stored_gradient_obstacle(score, 100, 200); };
-  EXPECT_EQ(hopper::find_stored_gradient(score), hopper::kNoTile);
+  EXPECT_EQ(cuda::tensor_with_stored_gradient(score), nullptr);
   EXPECT_EQ(obstacle(), nullptr);
   bias.gradient = reinterpret_cast<float*>(uintptr_t{0x8000});
-  EXPECT_EQ(hopper::find_stored_gradient(score), 0);
+  EXPECT_EQ(cuda::tensor_with_stored_gradient(score), &bias);
   EXPECT_EQ(obstacle(), nullptr);
   bias.gradient = reinterpret_cast<float*>(uintptr_t{0x8004});
   EXPECT_NE(obstacle(), nullptr);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/cuda/jit/nvrtc.h"
+#include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/catalogue.h"
 
 namespace fa3 {
@@ -75,10 +76,30 @@ int columns_of(const Config& config) {
   return config.head_dim;
 }
 
-inline fa3_score_function function_of(const char* text) {
+inline fa3_score_function function_of(const char* text, fa3_score_kind kind = FA3_SCORE_ANY) {
   fa3_score_function score{};
+  score.kind = kind;
   score.text = text;
   return score;
+}
+
+inline fa3_score_function function_of(const char* text, fa3_score_kind kind,
+                                      const fa3_score_element& element) {
+  fa3_score_function score = function_of(text, kind);
+  score.element = element;
+  return score;
+}
+// The element of a bias of all heads.
+constexpr fa3_score_element kElementOfScore{
+    .kind = FA3_ELEMENT_OF_SCORE, .type = "Bfloat", .indices = "return at(h);"};
+
+// What the program's kernel knows of its function.
+inline std::string traits_in(const cuda::Program& program) {
+  return program.text.substr(0, program.text.find('\n'));
+}
+inline std::string line_of(const char* type, const cuda::ScoreTraits& traits) {
+  return std::string("#define FA3_SCORE_FUNCTION ScoreOf<") + type + ">{" + cuda::text_of(traits) +
+         "}";
 }
 
 // Whether there is a compiler; without one the tests of programs have nothing to test.

@@ -35,7 +35,7 @@ void change_number(const T& value, int& n) {
 template <class T>
 void expect_that_every_field_tells(const T& plain) {
   const fa3_score_function score = function_of("return score;");
-  const auto key = [&](const T& config) { return cuda::key_of("", config, score).bytes(); };
+  const auto key = [&](const T& config) { return cuda::key_of("", config, score, {}).bytes(); };
   int numbers = 0;
   cuda::for_each_number(plain, [&](int64_t) { ++numbers; });
   for (int number = 0; number < numbers; ++number) {
@@ -52,6 +52,7 @@ TEST(ConfigText, tells_configs_apart_by_every_field) {
   expect_that_every_field_tells(hopper::BackwardConfig{});
   expect_that_every_field_tells(ampere::ForwardConfig{});
   expect_that_every_field_tells(ampere::BackwardConfig{});
+  expect_that_every_field_tells(cuda::ScoreTraits{});
   EXPECT_EQ(cuda::text_of(ampere::ForwardConfig{}),
             "{Element(1), 0, 0, 0, 0, 2, 4, 1, 0, false, false, false}");
 }
@@ -109,24 +110,29 @@ TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
   }
 }
 
-TEST_F(ScoreProgram, KeepsScoresThatGradientsName) {
+TEST_F(ScoreProgram, KeepsScoresThatGradientsUse) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score * load<float, 0>(h) + load<Bfloat, 1>(q_idx);");
-  constexpr char kKeeps[] = "#define FA3_SCORE_KEEPS_SCORES\n";
   const auto config = hopper::kBackwardTable[0].config.with(hopper::Element::kBf16,  //
                                                             hopper::Variant::kCapped);
-  const auto keeps = [&](const char* gradients) {
+  const auto keeps = [&](const char* gradients, int use_score) {
     score.gradients = gradients;
-    const bool found = hopper::score_program(score, config).text.find(kKeeps) != std::string::npos;
-    EXPECT_EQ(cuda::gradients_name_score(score), found);
-    return found;
+    score.gradients_use_score = use_score;
+    const cuda::ScoreTraits expected{.keeps_scores = gradients != nullptr && use_score != 0};
+    EXPECT_EQ(traits_in(hopper::score_program(score, config)), line_of("float", expected));
+    return expected.keeps_scores;
   };
-  EXPECT_FALSE(keeps(nullptr));
-  EXPECT_FALSE(keeps("using namespace score; add<1>(gradient, q_idx);"));
-  EXPECT_FALSE(keeps("const int my_score = 0, scores = 0; add<1>(score::sign(gradient), q_idx);"));
-  EXPECT_TRUE(keeps("using namespace score; add_for_tile<0>(gradient * score, h);"));
-  EXPECT_TRUE(keeps("score"));
+  EXPECT_FALSE(keeps(nullptr, 1));
+  EXPECT_FALSE(keeps("add<1>(gradient, q_idx);", 0));
+  EXPECT_TRUE(keeps("add_for_tile<0>(gradient * score, h);", 1));
+  // A text that does not say so has no score to name.
+  std::string code;
+  EXPECT_FALSE(keeps("add_for_tile<0>(gradient * score, h);", 0));
+  const Status unknown = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+  EXPECT_NE(unknown.message().find("score gradients(1): error"), std::string::npos)
+      << unknown.message();
 
+  score.gradients_use_score = 1;
   score.gradients = "add_for_tile<0>(gradient * score, h); add<1>(gradient, q_idx);";
   score.slope = "return load<float, 0>(h);";
   const auto compiles = [&](const auto& kept) {
@@ -173,7 +179,12 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
 
 TEST_F(ScoreProgram, CompilesInDecodeKernels) {
   FA3_SKIP_WITHOUT_NVRTC();
-  auto score = function_of("return score + load_of_key<Bfloat, 0>(kv_idx, h) * q_idx + b;");
+  fa3_captured_tensor keys{};
+  auto score =
+      function_of("return score + x * q_idx + b;", FA3_SCORE_ANY,
+                  {.kind = FA3_ELEMENT_OF_KEY, .type = "Bfloat", .indices = "return at(h);"});
+  score.tensors = &keys;
+  score.num_tensors = 1;
   for (const auto tiles : {hopper::Tiles::kDecodeSingle, hopper::Tiles::kDecode}) {
     for (const auto& config : tried_rows(scored_kernels(Scored::kAny, tiles))) {
       std::string code;

@@ -243,6 +243,7 @@ TEST_F(ScoredGradients, OfAFunctionWithASlopeWalkListsOfOneLengthAlone) {
   backward.options.engine = FA3_ENGINE_HOPPER;
   EXPECT_EQ(fa3_backward_supported(&backward), FA3_OK) << fa3_last_error();
   score.gradients = "add_for_tile<0>(gradient * score, h);";
+  score.gradients_use_score = 1;
   EXPECT_NE(refusal().find("block_mask and lengths of sequences"), std::string::npos) << refusal();
   score.slope = "return 0.5f * score;";
   score.gradients = nullptr;

@@ -25,8 +25,7 @@ struct AddedScore : ScaledScore {
                                                 const Work& work, int first_row,
                                                 int first_key) const {
     const ScorePlace place = place_of_scores(params, work, first_row, first_key);
-    apply_tile<C>(products, function, tile, warp,
-                  [&](const ScoreFunction& f, int i) { return added(f, place, i); });
+    apply_tile<C>(products, tile, warp, [&](ScoreNumber x, int i) { return added(x, place, i); });
   }
   template <int Count, class Work>
   __device__ __forceinline__ void start(float (&products)[Count], const ForwardParams& params,
@@ -39,7 +38,7 @@ struct AddedScore : ScaledScore {
       if (start_by_clamped_run(products, place)) return;
     }
 #pragma unroll
-    for (int i = 0; i < Count; ++i) products[i] = added(function, place, i);
+    for (int i = 0; i < Count; ++i) products[i] = added(x_at(function, place, i), place, i);
   }
   using ScaledScore::prepare;
   // To products that began with nothing.
@@ -49,7 +48,7 @@ struct AddedScore : ScaledScore {
                                           int first_row, int first_key) const {
     const ScorePlace place = place_of_scores(params, work, first_row, first_key);
 #pragma unroll
-    for (int i = 0; i < Count; ++i) products[i] += added(function, place, i);
+    for (int i = 0; i < Count; ++i) products[i] += added(x_at(function, place, i), place, i);
   }
 
  private:
@@ -60,10 +59,8 @@ struct AddedScore : ScaledScore {
     Run run[kRowsPerThread];
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      ScoreFunction f = function;
-      f.run = &run[r];
-      f.column = fragment_column(Count - 1);
-      score_at(f, 0.0f, place, kFirstElement[r]);
+      run[r] = place_at(ScoreFunction::RunAt{function, fragment_column(Count - 1)}, place,
+                        kFirstElement[r]);
     }
     if (!__all_sync(0xffffffff, run[0].is_inside && run[1].is_inside)) return false;
     start_in(products, run, place);
@@ -73,10 +70,11 @@ struct AddedScore : ScaledScore {
   template <int Count>
   __device__ __forceinline__ bool start_by_clamped_run(float (&products)[Count],
                                                        const ScorePlace& place) const {
-    const ClampedRun run[kRowsPerThread] = {clamped_run_at(place, kFirstElement[0]),
-                                            clamped_run_at(place, kFirstElement[1])};
-    const ClampedRun last[kRowsPerThread] = {clamped_run_at(place, Count - 1 - kFirstElement[1]),
-                                             clamped_run_at(place, Count - 1)};
+    const ScoreFunction::ClampedRunAt at{function};
+    const ClampedRun run[kRowsPerThread] = {place_at(at, place, kFirstElement[0]),
+                                            place_at(at, place, kFirstElement[1])};
+    const ClampedRun last[kRowsPerThread] = {place_at(at, place, Count - 1 - kFirstElement[1]),
+                                             place_at(at, place, Count - 1)};
     constexpr int kKeys = fragment_column(Count - 1);
     const Run known[kRowsPerThread] = {{run[0].element, true}, {run[1].element, true}};
     if (__all_sync(0xffffffff, run[0].goes_on(last[0], kKeys) && run[1].goes_on(last[1], kKeys))) {
@@ -84,20 +82,20 @@ struct AddedScore : ScaledScore {
       return true;
     }
     if (__all_sync(0xffffffff, run[0].stays(last[0]) && run[1].stays(last[1]))) {
-      const float of_row[kRowsPerThread] = {added_in(known[0], 0, place, kFirstElement[0]),
-                                            added_in(known[1], 0, place, kFirstElement[1])};
+      const float of_row[kRowsPerThread] = {added(known[0].element(0), place, kFirstElement[0]),
+                                            added(known[1].element(0), place, kFirstElement[1])};
 #pragma unroll
       for (int i = 0; i < Count; ++i) products[i] = of_row[fragment_row_index(i)];
       return true;
     }
     return false;
   }
-  __device__ __forceinline__ ClampedRun clamped_run_at(const ScorePlace& place, int i) const {
-    ClampedRun run;
-    ScoreFunction f = function;
-    f.clamped_run = &run;
-    score_at(f, 0.0f, place, i);
-    return run;
+  template <class At>
+  __device__ __forceinline__ typename At::Result place_at(const At& at, const ScorePlace& place,
+                                                          int i) const {
+    const int r = fragment_row_index(i);
+    return function.place(at, place.sequence, place.head[r], place.query[r],
+                          place.key + fragment_column(i));
   }
 
   template <int Count>
@@ -106,22 +104,16 @@ struct AddedScore : ScaledScore {
                                            const ScorePlace& place) const {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      products[i] = added_in(run[fragment_row_index(i)], fragment_column(i), place, i);
+      products[i] = added(run[fragment_row_index(i)].element(fragment_column(i)), place, i);
     }
   }
-  __device__ __forceinline__ float added_in(const Run& run, int column, const ScorePlace& place,
-                                            int i) const {
-    ScoreFunction f = function;
-    f.in_run = &run;
-    f.column = column;
-    return added(f, place, i);
-  }
 
-  // -0 is what adds nothing.
-  __device__ __forceinline__ float added(const ScoreFunction& f, const ScorePlace& place,
-                                         int i) const {
-    const float x = score_at(f, -0.0f, place, i) * inverse_scale;
-    return kAddsKeyTerm ? bounded_term(x) : x;
+  __device__ __forceinline__ float added(ScoreNumber x, const ScorePlace& place, int i) const {
+    const int r = fragment_row_index(i);
+    const float sum = function.added(x, place.sequence, place.head[r], place.query[r],
+                                     place.key + fragment_column(i)) *
+                      inverse_scale;
+    return kAddsKeyTerm ? bounded_term(sum) : sum;
   }
 };
 

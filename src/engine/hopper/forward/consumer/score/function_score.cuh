@@ -59,18 +59,24 @@ __device__ __forceinline__ ScorePlace place_of_scores(const ForwardParams& param
   return place;
 }
 
-// The function of a thread's i-th score.
-__device__ __forceinline__ float score_at(const ScoreFunction& f, float score,
+// The function of a thread's i-th score, for which x is at hand; and x from memory.
+__device__ __forceinline__ float score_at(const ScoreFunction& f, ScoreNumber x, float score,
                                           const ScorePlace& place, int i) {
   const int r = fragment_row_index(i);
-  return f.of(score, place.sequence, place.head[r], place.query[r], place.key + fragment_column(i));
+  return f.of_element(x, score, place.sequence, place.head[r], place.query[r],
+                      place.key + fragment_column(i));
+}
+__device__ __forceinline__ ScoreNumber x_at(const ScoreFunction& f, const ScorePlace& place,
+                                            int i) {
+  const int r = fragment_row_index(i);
+  return f.x_at(place.sequence, place.head[r], place.query[r], place.key + fragment_column(i));
 }
 
 // By a tile of captured elements in shared memory, 16 keys at a time, in the order of a product's
-// operand: scores[i] = score_of(f, i), where f has the thread's i-th element.
-template <Kernel C, int Count, class ScoreOf>
-__device__ __forceinline__ void apply_tile(float (&scores)[Count], const ScoreFunction& function,
-                                           uint32_t tile, unsigned warp, const ScoreOf& score_of) {
+// operand: scores[i] = score_of(x, i), where x is the thread's i-th element.
+template <Kernel C, int Count, class ScoreAt>
+__device__ __forceinline__ void apply_tile(float (&scores)[Count], uint32_t tile, unsigned warp,
+                                           const ScoreAt& score_of) {
   constexpr tile::TileLayout kTile = C.captured_tile();
   constexpr int kKeys = 16, kScores = kKeys / 2, kSteps = kTile.slab_columns() / kKeys;
   static_assert(kTile.row_bytes() == 128);
@@ -86,9 +92,7 @@ __device__ __forceinline__ void apply_tile(float (&scores)[Count], const ScoreFu
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
       const int i = step * kScores + j;
-      ScoreFunction f = function;
-      f.pair = {&words[j / 2], j % 2 == 1};
-      scores[i] = score_of(f, i);
+      scores[i] = score_of(element_of_pair(words[j / 2], j % 2 == 1), i);
     }
   }
 }
@@ -101,7 +105,7 @@ struct FunctionScore : ScaledScore {
   __device__ __forceinline__ explicit FunctionScore(const ForwardParams& params)
       : ScaledScore{kLog2E}, function{params.score.captures}, scale(params.scale_log2) {}
 
-  // What load_of_key() takes of a block, by one address a row.
+  // The elements of a block, by one address a row.
   template <int Count, class Work>
   __device__ __forceinline__ void load_ahead(Pairs<Count>& pairs, const ForwardParams& params,
                                              const Work& work, int first_row, int first_key) const {
@@ -112,9 +116,8 @@ struct FunctionScore : ScaledScore {
     for (int i = 0; i < Count; i += 2) {
       const int r = fragment_row_index(i);
       if (fragment_column(i) == 0) {
-        ScoreFunction f = function;
-        f.pair.place = &row[r];
-        score_at(f, 0.0f, place, i);
+        row[r] = function.place(ScoreFunction::Address{function, place.query[r], place.key},
+                                place.sequence, place.head[r], place.query[r], place.key);
       }
       pairs.words[i / 2] =
           score::load_pair(static_cast<const uint16_t*>(row[r]) + fragment_column(i));
@@ -128,13 +131,12 @@ struct FunctionScore : ScaledScore {
     const ScorePlace place = place_of_scores(params, work, first_row, first_key);
     if constexpr (kLoadsPairs) {
       if (has_pairs<Count>(place)) {
-        apply<Count>(products, place, [&](ScoreFunction& f, int i) {
-          f.pair = {&pairs.words[i / 2], i % 2 == 1};
-        });
+        apply<Count>(products, place,
+                     [&](int i) { return element_of_pair(pairs.words[i / 2], i % 2 == 1); });
         return;
       }
     }
-    apply<Count>(products, place, [](ScoreFunction&, int) {});
+    apply<Count>(products, place, [&](int i) { return x_at(function, place, i); });
   }
   template <Kernel C, int Count, class Work>
   __device__ __forceinline__ void prepare_by_tile(float (&products)[Count], uint32_t tile,
@@ -142,8 +144,8 @@ struct FunctionScore : ScaledScore {
                                                   const Work& work, int first_row,
                                                   int first_key) const {
     const ScorePlace place = place_of_scores(params, work, first_row, first_key);
-    apply_tile<C>(products, function, tile, warp, [&](const ScoreFunction& f, int i) {
-      return score_at(f, products[i] * scale, place, i);
+    apply_tile<C>(products, tile, warp, [&](ScoreNumber x, int i) {
+      return score_at(function, x, products[i] * scale, place, i);
     });
   }
 
@@ -151,16 +153,15 @@ struct FunctionScore : ScaledScore {
   template <int Count>
   __device__ __forceinline__ bool has_pairs(const ScorePlace& place) const {
     const int first_key = place.key - fragment_lane_column(int(thread_in_block() % kWarpSize));
-    return function.has_pairs<kPairTensor>(first_key, Count * kRowsPerThread);
+    return function.has_pairs(first_key, Count * kRowsPerThread);
   }
 
-  // set_pair(function, i): for the thread's i-th score.
-  template <int Count, class SetPair>
+  // x_of(i): of the thread's i-th score.
+  template <int Count, class XOf>
   __device__ __forceinline__ void apply(float (&products)[Count], const ScorePlace& place,
-                                        const SetPair& set_pair) const {
-    const auto score_of = [&](ScoreFunction f, int i) {
-      set_pair(f, i);
-      return score_at(f, products[i] * scale, place, i);
+                                        const XOf& x_of) const {
+    const auto score_of = [&](const ScoreFunction& f, int i) {
+      return score_at(f, x_of(i), products[i] * scale, place, i);
     };
     function.choose<Count>(score_of, [&](const ScoreFunction& f) {
 #pragma unroll

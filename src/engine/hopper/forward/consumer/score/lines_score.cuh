@@ -23,13 +23,14 @@ struct ScoreWithLines : AddedScore {
     const int row = lane / kQuadLanes + lane % kQuadLanes / 2 * kRowDistance;
     const int query = params.output.pack.query(first_row + row);
     const auto added_at = [&](int key) -> AddedPoint {
+      const ScoreLine line =
+          function.line(work.place.sequence_or(work.keys.batch),
+                        params.output.pack.head(work.queries.pack, first_row + row), query,
+                        first_key_of(work) + key);
       AddedPoint point{};
-      ScoreFunction f = function;
-      f.step = &point.step;
+      point.number = line.number;
+      point.step = line.step;
       point.key = key;
-      point.number = f.of(-0.0f, work.place.sequence_or(work.keys.batch),
-                          params.output.pack.head(work.queries.pack, first_row + row), query,
-                          first_key_of(work) + key);
       return point;
     };
     const KeySpan keys = ends_of_row<C>(params, work, query, newest_key);

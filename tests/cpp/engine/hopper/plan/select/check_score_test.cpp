@@ -114,23 +114,29 @@ TEST_F(Scored, lines_runs_and_key_terms_are_for_three_warpgroups_where_these_gai
   score.tensors = &captured;
   score.num_tensors = 1;
   p.score = &score;
-  const auto warpgroups = [&](const char* text, int64_t head_dim, int64_t keys) {
-    score.text = text;
+  score.text = "";
+  struct Kind {
+    fa3_score_kind kind;
+    fa3_element_kind element;
+  };
+  const auto warpgroups = [&](const Kind& kind, int64_t head_dim, int64_t keys) {
+    score.kind = kind.kind;
+    score.element.kind = kind.element;
     p.head_dim = p.head_dim_v = head_dim;
     p.lengths_k.max = keys;
     return chosen_kernel(p).consumers();
   };
-  constexpr char kLine[] = "return score + linear(a, b);", kRun[] = "load_run<; return score + x;",
-                 kClampedRun[] = "load_clamped_run<; return score + x;",
-                 kTwoLines[] = "return score + piecewise_linear(a, b);",
-                 kKeyTerm[] = "return score + key_term(x);", kOther[] = "return score + x;",
-                 kNoLine[] = "return 2 * score + linear(a, b);";
+  constexpr Kind kLine{FA3_SCORE_ROW_LINE, FA3_ELEMENT_NONE},
+      kTwoLines{FA3_SCORE_ROW_LINES, FA3_ELEMENT_NONE},
+      kKeyTerm{FA3_SCORE_KEY_TERM, FA3_ELEMENT_NONE}, kRun{FA3_SCORE_ADDED, FA3_ELEMENT_RUN},
+      kClampedRun{FA3_SCORE_ADDED, FA3_ELEMENT_CLAMPED_RUN},
+      kOther{FA3_SCORE_ADDED, FA3_ELEMENT_NONE}, kRunOfAny{FA3_SCORE_ANY, FA3_ELEMENT_RUN};
   for (const int64_t keys : {1000, 20000}) {
     for (const int64_t head_dim : {64, 128}) {
       EXPECT_EQ(warpgroups(kLine, head_dim, keys), 3);
       EXPECT_EQ(warpgroups(kKeyTerm, head_dim, keys), 3);
       EXPECT_EQ(warpgroups(kOther, head_dim, keys), 2);
-      EXPECT_EQ(warpgroups(kNoLine, head_dim, keys), 2);
+      EXPECT_EQ(warpgroups(kRunOfAny, head_dim, keys), 2);
       const int gaining = head_dim == 64 || keys == 20000 ? 3 : 2;
       EXPECT_EQ(warpgroups(kRun, head_dim, keys), gaining);
       EXPECT_EQ(warpgroups(kClampedRun, head_dim, keys), gaining);
