@@ -626,6 +626,24 @@ FA3_API fa3_status fa3_backward_supported(const fa3_backward_params* params);
 /** As fa3_forward_supported(). */
 FA3_API fa3_status fa3_quantize_supported(const fa3_quantize_params* params);
 
+/** What a call would be: see fa3_forward_query(). */
+typedef struct fa3_answer {
+  int32_t supported;    /**< 1: the call can run here */
+  int32_t engine;       /**< an fa3_engine_id: who computes it */
+  int32_t first_engine; /**< 1: no engine that runs on this device, and comes before, refused it */
+  char kernel[64];      /**< what runs, in words */
+  char reason[192];     /**< why it cannot run; cut off behind 191 bytes */
+} fa3_answer;
+
+/** Who would compute this call, and how? For a caller who can ask for the same in several ways,
+ * such as a mask as a block mask or inside a score function, and compares the answers.
+ *
+ * The data of all tensors may be null, which counts as aligned. FA3_OK also where no engine
+ * supports the call; an error where its arguments contradict each other. */
+FA3_API fa3_status fa3_forward_query(const fa3_forward_params* params, fa3_answer* answer);
+/** As fa3_forward_query(). */
+FA3_API fa3_status fa3_backward_query(const fa3_backward_params* params, fa3_answer* answer);
+
 /** Do cu_seqlens, seqused, page_table, batch_index and left_padding hold what they may?
  *
  * FA3_OK, or the sentence that names the entry. A call checks them itself where they are in host

@@ -170,6 +170,48 @@ PyObject* backward_supported(PyObject*, PyObject* const* arguments, Py_ssize_t c
   return check(fa3_backward_supported(&params)) ? Py_NewRef(Py_None) : nullptr;
 }
 
+void describe_results(fa3_forward_params* params) {
+  describe_output(params);
+}
+void describe_results(fa3_backward_params* params) {
+  describe_gradients(params);
+}
+
+// forward_query(score, q, k, v, ...), backward_query(...): (whether the call is supported, the id
+// of its engine, whether no better engine refused it, its kernel, why it is not supported). score:
+// as of forward_with_score(), or None. Tensors may have no memory; options are those of both
+// passes.
+template <class Params>
+PyObject* query(PyObject* const* arguments, Py_ssize_t count, void (*init)(Params*),
+                fa3_status (*ask)(const Params*, fa3_answer*)) {
+  Borrowed borrowed;
+  Reader read(arguments, count, &borrowed);
+  PyObject* given = read.object();
+  Params params;
+  init(&params);
+  read.tensor("q", Access::read, &params.q);
+  read.tensor("k", Access::read, &params.k);
+  read.tensor("v", Access::read, &params.v);
+  read_options(&read, &params);
+  if (!read.done()) return nullptr;
+  ScoreFunction score(&borrowed);
+  if (given != Py_None) {
+    params.options.score = score.read(given);
+    if (params.options.score == nullptr) return nullptr;
+  }
+  describe_results(&params);
+  fa3_answer answer;
+  if (!check(ask(&params, &answer))) return nullptr;
+  return Py_BuildValue("(NiNss)", PyBool_FromLong(answer.supported), answer.engine,
+                       PyBool_FromLong(answer.first_engine), answer.kernel, answer.reason);
+}
+PyObject* forward_query(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return query(arguments, count, fa3_forward_params_init, fa3_forward_query);
+}
+PyObject* backward_query(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return query(arguments, count, fa3_backward_params_init, fa3_backward_query);
+}
+
 // forward_workspace(...), backward_workspace(...): as forward() and backward() without `allocate`,
 // of tensors without memory. The bytes that the call needs, or the reason why it cannot run.
 template <class Pass>
@@ -329,6 +371,8 @@ PyMethodDef g_methods[] = {
     {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
     {"quantize", fast(run<Quantize>), METH_FASTCALL, nullptr},
     {"forward_plan", fast(forward_plan), METH_FASTCALL, nullptr},
+    {"forward_query", fast(forward_query), METH_FASTCALL, nullptr},
+    {"backward_query", fast(backward_query), METH_FASTCALL, nullptr},
     {"forward_validate", fast(forward_validate), METH_FASTCALL, nullptr},
     {"forward_workspace", fast(workspace<Forward>), METH_FASTCALL, nullptr},
     {"backward_workspace", fast(workspace<Backward>), METH_FASTCALL, nullptr},

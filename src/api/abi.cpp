@@ -125,6 +125,14 @@ fa3_status fa3_quantize_supported(const fa3_quantize_params* params) {
   return supported(params);
 }
 
+fa3_status fa3_forward_query(const fa3_forward_params* params, fa3_answer* answer) {
+  return with_params(params, [&](const auto& p) { return query(p, answer); });
+}
+
+fa3_status fa3_backward_query(const fa3_backward_params* params, fa3_answer* answer) {
+  return with_params(params, [&](const auto& p) { return query(p, answer); });
+}
+
 fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* bytes) {
   return workspace_size(params, bytes);
 }

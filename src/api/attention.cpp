@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/attention.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "api/describe/describe.h"
@@ -67,6 +68,33 @@ Status plan_call(const Params& params, Plan* plan) {
   choice.plan.wants_words = plan->wants_words;
   FA3_TRY(choose(problem, &choice));
   *plan = std::move(choice.plan);
+  return {};
+}
+
+// Cut off where the place ends.
+template <size_t Capacity>
+void write_text(const std::string& text, char (&place)[Capacity]) {
+  const size_t length = text.copy(place, Capacity - 1);
+  std::fill(place + length, place + Capacity, '\0');
+}
+
+template <class P, class Params>
+Status query_call(const Params& params, fa3_answer* answer) {
+  if (answer == nullptr) return invalid("answer: expected a struct, got a null pointer");
+  *answer = {};
+  P problem;
+  Choice choice;
+  Status status = describe(params, Purpose::query, &problem);
+  if (status.ok()) status = choose(problem, &choice);
+  if (status.code() == StatusCode::unsupported) {
+    write_text(status.message(), answer->reason);
+    return {};
+  }
+  FA3_TRY(std::move(status));
+  answer->supported = 1;
+  answer->engine = choice.engine->id;
+  answer->first_engine = choice.is_first ? 1 : 0;
+  write_text(choice.plan.kernel, answer->kernel);
   return {};
 }
 
@@ -160,6 +188,14 @@ Status plan(const fa3_backward_params& params, Plan* plan) {
 
 Status plan(const fa3_quantize_params& params, Plan* plan) {
   return plan_call<QuantizeProblem>(params, plan);
+}
+
+Status query(const fa3_forward_params& params, fa3_answer* answer) {
+  return query_call<Problem>(params, answer);
+}
+
+Status query(const fa3_backward_params& params, fa3_answer* answer) {
+  return query_call<BackwardProblem>(params, answer);
 }
 
 Status block_lists_size(const fa3_forward_params& params, size_t* bytes) {

@@ -14,6 +14,10 @@ Status plan(const fa3_forward_params& params, Plan* plan);
 Status plan(const fa3_backward_params& params, Plan* plan);
 Status plan(const fa3_quantize_params& params, Plan* plan);
 
+// What fa3_*_query() says.
+Status query(const fa3_forward_params& params, fa3_answer* answer);
+Status query(const fa3_backward_params& params, fa3_answer* answer);
+
 // What fa3_*_block_lists_size() and fa3_*_make_block_lists() say.
 Status block_lists_size(const fa3_forward_params& params, size_t* bytes);
 Status block_lists_size(const fa3_backward_params& params, size_t* bytes);

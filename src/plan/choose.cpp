@@ -78,8 +78,9 @@ Status choose_engine(const P& problem, Choice* choice) {
       continue;
     }
     for (const Refusal& better : refusals) {
-      const bool counts = choice->plan.wants_words && better.engine->memory == problem.device;
-      if (counts) choice->plan.why += "; not " + better.words(problem.device);
+      if (!choice->plan.wants_words || better.engine->memory != problem.device) continue;
+      choice->plan.why += "; not " + better.words(problem.device);
+      if (probe(*better.engine).available) choice->is_first = false;
     }
     return {};
   }

@@ -10,6 +10,8 @@ namespace fa3 {
 struct Choice {
   const Engine* engine = nullptr;
   Plan plan;
+  // No engine that is available and comes before has refused the problem. Known with words alone.
+  bool is_first = true;
 };
 
 // Looks for the engine's device. That may load a driver, in the middle of which a forked child

@@ -118,6 +118,9 @@ TEST(Query, needs_no_data_pointers) {
   EXPECT_GE(bytes, needed);
   EXPECT_EQ(fa3_forward_plan_text(&p, nullptr, 0, &bytes), FA3_OK) << fa3_last_error();
   EXPECT_GT(bytes, 1u);
+  fa3_answer answer;
+  EXPECT_EQ(fa3_forward_query(&p, &answer), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(answer.supported, 1) << answer.reason;
 }
 
 TEST(PlanText, is_cut_to_the_capacity_and_always_ended) {

@@ -155,7 +155,10 @@ fa3_status questions(Memory& m) {
   size_t bytes = 0;
   char text[64];
   fa3_engine_info info;
+  fa3_answer answer;
   fa3_status status = fa3_forward_supported(&p);
+  if (status == FA3_OK) status = fa3_forward_query(&p, &answer);
+  if (status == FA3_OK) status = fa3_backward_query(&b, &answer);
   if (status == FA3_OK) status = fa3_forward_workspace_size(&p, &bytes);
   if (status == FA3_OK) status = fa3_backward_plan_text(&b, text, sizeof(text), nullptr);
   if (status == FA3_OK) status = fa3_engine(0, &info);

@@ -17,6 +17,7 @@ int g_obeyed = 0;  // the plan that the last run was given, by its tasks
 int g_probes = 0;
 bool g_wanted_words = false;  // of the last plan
 bool g_here = true;           // the engine that refuses
+bool g_better_is_here = false;
 
 Status count_plan(Plan* plan) {
   g_wanted_words = plan->wants_words;
@@ -46,6 +47,24 @@ constexpr Engine kCounting = {
     .plan_backward = [](const BackwardProblem&, Plan* plan) { return count_plan(plan); },
     .run_backward = [](const BackwardProblem&, const Plan& plan, void* workspace,
                        void*) { return run(plan, workspace); },
+    .run_merge = nullptr,
+};
+
+// Comes first, and has no kernels.
+constexpr Engine kBetter = {
+    .name = "better",
+    .id = FA3_ENGINE_STANDARD,
+    .memory = FA3_CPU,
+    .automatic = true,
+    .probe =
+        [] {
+          return Availability{g_better_is_here, "its machine is not here"};
+        },
+    .plan_forward = [](const Problem&, Plan*) { return Status(StatusCode::unsupported, "none"); },
+    .run_forward = nullptr,
+    .plan_backward = [](const BackwardProblem&,
+                        Plan*) { return Status(StatusCode::unsupported, "none"); },
+    .run_backward = nullptr,
     .run_merge = nullptr,
 };
 
@@ -163,6 +182,37 @@ TEST(Refusal, says_that_the_engine_is_not_here_before_what_it_would_refuse) {
   }
 }
 
+TEST(Query, says_who_computes_a_call_and_whether_a_better_engine_refused_it) {
+  Calls calls(0);
+  for (const bool here : {false, true}) {
+    g_better_is_here = here;
+    fa3_answer forward, backward;
+    ASSERT_EQ(fa3_forward_query(&calls.forward, &forward), FA3_OK) << fa3_last_error();
+    ASSERT_EQ(fa3_backward_query(&calls.backward, &backward), FA3_OK) << fa3_last_error();
+    for (const fa3_answer& answer : {forward, backward}) {
+      EXPECT_EQ(answer.supported, 1);
+      EXPECT_EQ(answer.engine, FA3_ENGINE_CPU);
+      EXPECT_EQ(answer.first_engine, here ? 0 : 1);
+      EXPECT_STREQ(answer.reason, "");
+    }
+  }
+  g_better_is_here = false;
+}
+
+TEST(Query, of_a_refused_call_is_an_answer_and_of_a_wrong_one_an_error) {
+  Calls calls(0);
+  g_here = true;
+  calls.forward.options.engine = FA3_ENGINE_REFERENCE;
+  fa3_answer answer;
+  ASSERT_EQ(fa3_forward_query(&calls.forward, &answer), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(answer.supported, 0);
+  EXPECT_STREQ(answer.reason, "no engine can run this call: refusing: never");
+  calls.forward.options.scale = -1;
+  EXPECT_EQ(fa3_forward_query(&calls.forward, &answer), FA3_INVALID_ARGUMENT);
+  EXPECT_EQ(answer.supported, 0);
+  EXPECT_EQ(fa3_forward_query(&calls.forward, nullptr), FA3_INVALID_ARGUMENT);
+}
+
 TEST(Allocator, is_not_asked_for_nothing_nor_by_a_call_that_is_refused) {
   Calls calls(0);
   Lender lender{calls.lent};
@@ -193,7 +243,7 @@ TEST(Allocator, that_has_none_or_is_none_is_an_error_and_nothing_runs) {
 }  // namespace
 
 std::span<const Engine* const> engines() {
-  static constexpr const Engine* kEngines[] = {&kCounting, &kRefusing};
+  static constexpr const Engine* kEngines[] = {&kBetter, &kCounting, &kRefusing};
   return kEngines;
 }
 
