@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.flex_attention: a score function of the user's own between the product and the softmax."""
 
+import functools
+
 import torch
 from torch.autograd.function import once_differentiable
 
+from fa3 import _native
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, device, lists, prepared, tiles
 from fa3.flex.block_mask import mask_of, parts_of
-from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, NO_LENGTHS, Window
+from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, NO_LENGTHS, Window, in_order
 from fa3.flex.known_functions import function_of
 from fa3.flex.modes import beside_checkpoints
 from fa3.flex.prepared import call_of, of_function, of_masks
-from fa3.flex.stored import stored_of
+from fa3.flex.query import ask, lists_win, with_map
 from fa3.masks import BlockMask, refuse_other_extents
 from fa3.torch import autograd, operators
 from fa3.torch.autograd import FLOAT8
@@ -21,16 +24,16 @@ from fa3.torch.checks import (
     refuse_without_strides,
     refuse_wrong_numbers,
 )
-from fa3.torch.library import written
+from fa3.torch.library import needs_gradient, written
 
 OPEN = None, None
 
 
-def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True, walks=True):
+def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     """fa3.flex_attention: (out, lse); lse may be None where it is not asked for.
 
     masks: mask_mod, block_mask, causal, window. lengths: by name, also where keys are in a cache;
-    call.NO_LENGTHS of none. walks: whether masks alone may be lists.
+    call.NO_LENGTHS of none.
     """
     mask_mod, block_mask, causal, window = masks
     parts = blocks = None
@@ -39,10 +42,10 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True, walks=Tru
             parts = parts_of(block_mask)
         blocks = lists_of(block_mask, mask_mod, causal, window, lengths)
     # Lists that no function reads are data: those of another mask that is alike serve as well.
-    are_data = blocks is not None and score_mod is None and walks
+    are_data = blocks is not None and score_mod is None
     captured = score_mod, mask_mod, None if are_data else parts
     options = None if lengths is NO_LENGTHS else lengths
-    beside = parts if are_data else None, scale, causal, window, options, walks
+    beside = parts if are_data else None, scale, causal, window, options
     seen = []
     key = prepared.key_of(seen, captured, q, k, v, *beside)
     found = prepared.find(key)
@@ -54,16 +57,10 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True, walks=Tru
         q, k, v = operators.resolved(q, k, v)
         functions, sides = (score_mod, mask_mod, parts), window_of(causal, window)
         with beside_checkpoints():
-            found = prepare(q, k, v, functions, blocks, scale, sides, lengths, walks)
+            found = prepare(q, k, v, functions, blocks, scale, sides, lengths)
         prepared.keep(key, found, seen, (scale, causal, *window), lengths)
-    way, tensors, maps = found
-    try:
-        return run(way, q, k, v, tensors, maps or blocks, lengths, return_lse)
-    except Unsupported:
-        if way.function is not None:
-            raise
-    # The reason is the engine's; the mask as a function needs none.
-    return attend(q, k, v, score_mod, masks, scale, lengths, return_lse, walks=False)
+    decision, tensors, maps = found
+    return run(decision, q, k, v, tensors, maps or blocks, lengths, return_lse)
 
 
 def refuse(q, k, v, scale, causal):
@@ -82,7 +79,7 @@ def lists_of(block_mask, mask_mod, causal, window, lengths):
     return block_mask if is_whole else None
 
 
-def prepare(q, k, v, functions, blocks, scale, window, lengths, walks):
+def prepare(q, k, v, functions, blocks, scale, window, lengths):
     """(Prepared, captured tensors, the BlockMask of its lists, None if the call brings it).
 
     functions: score_mod, mask_mod and parts of a block mask. blocks: all masks as a BlockMask.
@@ -94,33 +91,57 @@ def prepare(q, k, v, functions, blocks, scale, window, lengths, walks):
     alike = lists.of_one_length(lengths)
     # Where sequences have lengths of their own the window is not in the lists.
     in_lists, beside = (window, EVERY_KEY) if alike else (EVERY_KEY, window)
-    extents = lists.extents_to_walk(q, k, v, lengths) if walks else None
+    whole = functools.cache(lambda: function_of(score_mod, mask_of(*masks)))
+    first = None if score_mod is None else function_of(score_mod)
+    extents = lists.extents_to_walk(q, k, v, lengths)
+    if extents is not None:
+        tensors = q, k, v
+        options = in_order(scale, beside, lengths), in_order(scale, window, lengths)
+        bound = prepared.max_rows(q, k, lengths)
+        extents = extents if walks_lists(tensors, first, whole, extents, options, bound) else None
     maps = None
     if extents is not None and blocks is None:
         hides = function_of(None, mask_of(*masks))
         maps = lists.of_function(*hides, in_lists, extents, q.shape[-2], q.device)
     has_lists = extents is not None and not (blocks is maps is None)
-    of_lists = {"beside": beside, "place": lists.place_of(maps)}
+    of_lists = {"window_beside_lists": beside, "place": lists.place_of(maps)}
     if has_lists and score_mod is None:
         return of_masks(blocks, q, k, v, window, scale, lengths, **of_lists), [], maps
-    function, tensors = function_of(score_mod, mask_of(*masks))
-    if has_lists:
-        first = function_of(score_mod)
-        if captures_first(first, (function, tensors)):
-            of_lists["alone"] = first[0]
-            way = of_function(function, tensors, q, k, v, window, scale, lengths, **of_lists)
-            return way, tensors, maps
+    function, tensors = whole()
+    if has_lists and captures_first(first, (function, tensors)):
+        of_lists["score_only"] = first[0]
+        decision = of_function(function, tensors, q, k, v, window, scale, lengths, **of_lists)
+        return decision, tensors, maps
     return of_function(function, tensors, q, k, v, window, scale, lengths), tensors, None
 
 
-def run(way, q, k, v, tensors, blocks, lengths, return_lse, out=None):
+def walks_lists(tensors, first, whole, extents, options, max_rows):
+    """Whether a call walks lists of its masks' blocks.
+
+    tensors: q, k, v. first: the function of scores alone and what it captures, or None; whole():
+    the one with the masks. options: of each.
+    """
+    function, captured = first or (None, ())
+    with_lists = with_map(options[0], extents, tensors[0])
+
+    def of_function():
+        return ask(_native.forward_query, whole()[0], max_rows, whole()[1], *tensors, options[1])
+
+    given = function, max_rows, captured, *tensors, with_lists
+    answer = ask(_native.forward_query, *given)
+    if answer.supported and function is None and needs_gradient(*tensors):
+        answer = ask(_native.backward_query, *given)
+    return lists_win(answer, of_function)
+
+
+def run(decision, q, k, v, tensors, blocks, lengths, return_lse, out=None):
     """(out, lse). tensors: that the function captures. blocks: the lists, where there are any."""
-    call = way.call or call_of(way, q, lengths)
+    call = decision.call or call_of(decision, lengths)
     if call.function is None and device.is_only_compiling():
         return None, None  # nothing is compiled
     if call.function is None:
-        return by_lists(q, k, v, blocks, call, way.recorded, return_lse)
-    if not way.recorded:
+        return by_lists(q, k, v, blocks, call, decision.recorded, return_lse)
+    if not decision.recorded:
         return forward(call, q, k, v, tensors, blocks, return_lse, out)
     if out is not None:
         raise Unsupported("out: expected None where something needs a gradient, or has no memory")
@@ -250,22 +271,19 @@ def backward(call, wanted, saved, tensors, blocks, do, dlse):
 
     saved: q, k, v, out, lse. blocks: as of forward().
     """
-    q, k = saved[:2]
+    q = saved[0]
 
     def zeros(number, dtype):
         return torch.zeros(tensors[number].shape, dtype=dtype, device=q.device)
 
-    stored = stored_of(call, wanted, q, k, tensors) if wanted and q.is_cuda else None
-    if stored is not None:
-        totals = {n: zeros(n, q.dtype if n == stored else tiles.wide(q.dtype)) for n in wanted}
-        gradients = device.backward(call, wanted, saved, tensors, blocks, do, dlse, totals, stored)
+    way = device.backward_way(call, wanted, saved, tensors, blocks)
+    if way is not None:
+        totals = {n: zeros(n, q.dtype if n == way.stored else tiles.wide(q.dtype)) for n in wanted}
+        gradients = device.backward(call, way, saved, tensors, do, dlse, totals)
         if gradients is not None:
             return gradients, totals
     totals = {n: zeros(n, tiles.wide(q.dtype)) for n in wanted}
-    gradients = device.backward(call, wanted, saved, tensors, blocks, do, dlse, totals)
-    if gradients is None and device.is_only_compiling():
+    if device.is_only_compiling():
         return (None, None, None), {}
-    if gradients is None:
-        gradient = call.function.gradient(wanted)
-        gradients = tiles.backward(call, gradient, *saved, tensors, do, dlse, totals)
-    return gradients, totals
+    gradient = call.function.gradient(wanted)
+    return tiles.backward(call, gradient, *saved, tensors, do, dlse, totals), totals

@@ -14,8 +14,8 @@ from fa3._arrays import refuse_negated
 from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, lists, prepared
-from fa3.flex.attention import check_shapes, run, window_of
-from fa3.flex.call import EVERY_KEY, NO_LENGTHS
+from fa3.flex.attention import check_shapes, run, walks_lists, window_of
+from fa3.flex.call import EVERY_KEY, NO_LENGTHS, in_order
 from fa3.flex.function.trace import trace
 from fa3.flex.modes import beside_checkpoints
 from fa3.flex.prepared import of_function, of_masks
@@ -51,7 +51,7 @@ class Form(NamedTuple):
     bias: tuple | None  # whether it has more than one row, and more than one key
     slopes: int | None  # dimensions of ALiBi's, (batch, head) or (head,)
     shift: bool  # of the diagonal; or it is 0
-    shift_less: int  # what is to be taken from the shift that is captured
+    shift_offset: int  # subtracted from the captured shift
     one_sided: bool  # no key behind the diagonal is seen
     softcap: float
     types: tuple  # of the tensors
@@ -66,13 +66,12 @@ class Captured(NamedTuple):
     lengths: tuple  # names of the options that say which rows there are, or how
 
 
-def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=False, walks=True):
+def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=False):
     """fa3.attention of torch tensors with bias or alibi_slopes. options: by name.
 
-    only_kernels: raises fa3.Unsupported where the forward would take torch operations. walks:
-    whether a boolean bias may be lists.
+    only_kernels: raises fa3.Unsupported where the forward would take torch operations.
     """
-    is_listed = walks and out is None
+    is_listed = out is None
     if out is not None:
         refuse_other_than_tensor("out", out)
         refuse_negated(out, "out")
@@ -89,22 +88,15 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
             found = prepare(*given)
         if not options.get("deterministic"):  # which a switch of torch's may refuse
             prepared.keep(key, found, [], (), options)
-    way = found[0]
-    lengths = lengths_named(way.bias.lengths, options)
-    try:
-        if way.bias.lists is not None:
-            with beside_checkpoints():
-                blocks = lists.of_booleans(bias, *way.bias.lists)
-            results = run(way, q, k, v, [], blocks, lengths, return_lse)
-        else:
-            tensors = captured(way.bias, q, k, bias, alibi_slopes, lengths)
-            results = run(way, q, k, v, tensors, None, lengths, return_lse, out)
-    except Unsupported:
-        if way.bias.lists is None:
-            raise
-        # The reason is the engine's; the mask as a function needs none.
-        rest = return_lse, options, only_kernels, False
-        return attend(q, k, v, bias, alibi_slopes, out, *rest)
+    decision = found[0]
+    lengths = lengths_named(decision.bias.lengths, options)
+    if decision.bias.lists is not None:
+        with beside_checkpoints():
+            blocks = lists.of_booleans(bias, *decision.bias.lists)
+        results = run(decision, q, k, v, [], blocks, lengths, return_lse)
+    else:
+        tensors = captured(decision.bias, q, k, bias, alibi_slopes, lengths)
+        results = run(decision, q, k, v, tensors, None, lengths, return_lse, out)
     return results if return_lse else results[0]
 
 
@@ -138,9 +130,9 @@ def prepare(q, k, v, bias, alibi_slopes, options, only_kernels, is_listed):
     if alibi_slopes is not None:
         check_slopes(alibi_slopes, q, lengths)
     only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
-    if only_hides and is_listed and not softcap and can_be_listed(q, k, v, lengths):
+    if only_hides and is_listed and not softcap and walks(q, k, v, bias, window, scale, lengths):
         how = Captured(view, None, (window, q.shape[1], k.shape[1]), named)
-        of_lists = {"beside": EVERY_KEY, "bias": how}
+        of_lists = {"window_beside_lists": EVERY_KEY, "bias": how}
         return of_masks(None, q, k, v, window, scale, lengths, **of_lists), [], None
     shift, less = (None, 0) if alibi_slopes is None else shift_of(q, k, lengths)
     one_sided = window.right is not None and window.right <= 0
@@ -176,10 +168,18 @@ def lengths_named(names, options):
     return {**OPTIONS, **{name: options[name] for name in names}} if names else NO_LENGTHS
 
 
-def can_be_listed(q, k, v, lengths):
-    """Whether a boolean bias may become lists."""
-    alike = lists.of_one_length(lengths)
-    return alike and lists.extents_to_walk(q, k, v, lengths) is not None
+def walks(q, k, v, bias, window, scale, lengths):
+    """Whether a boolean bias becomes lists."""
+    extents = lists.extents_to_walk(q, k, v, lengths) if lists.of_one_length(lengths) else None
+    if extents is None:
+        return False
+    options = in_order(scale, EVERY_KEY, lengths), in_order(scale, window, lengths)
+    max_rows = prepared.max_rows(q, k, lengths)
+
+    def whole():
+        return function_with(bias, None, None)
+
+    return walks_lists((q, k, v), None, whole, extents, options, max_rows)
 
 
 def refuse_any_order(function, tensors, q, k, lengths):
@@ -195,7 +195,7 @@ def refuse_any_order(function, tensors, q, k, lengths):
         )
 
 
-def function_with(bias, slopes, shift, one_sided=False, softcap=0.0, shift_less=0):
+def function_with(bias, slopes, shift, one_sided=False, softcap=0.0, shift_offset=0):
     """The traced function, and what it captures. bias: four dimensions; slopes: (b | 1, h | 1), or
     (h,); shift: (b | 1,)."""
     given = bias, slopes, shift
@@ -203,7 +203,7 @@ def function_with(bias, slopes, shift, one_sided=False, softcap=0.0, shift_less=
     bias = bias if bias is None else (bias.shape[2] > 1, bias.shape[3] > 1)
     slopes = slopes if slopes is None else slopes.ndim
     types = (*[t.dtype for t in tensors],)
-    form = Form(bias, slopes, shift is not None, shift_less, one_sided, softcap, types)
+    form = Form(bias, slopes, shift is not None, shift_offset, one_sided, softcap, types)
     return traced(form), tensors
 
 
@@ -240,7 +240,7 @@ def score_of(form, bias, slopes, shift, score, b, h, q_idx, kv_idx):
         slope = slopes[(b, h)[-form.slopes :]]
         distance = kv_idx - q_idx
         if shift is not None:
-            distance = distance - shift[b] + form.shift_less
+            distance = distance - shift[b] + form.shift_offset
         score = score + slope * (distance if form.one_sided else -distance.abs())
     return torch.where(added, score, -float("inf")) if is_mask else score
 

@@ -75,15 +75,16 @@ class Call(NamedTuple):
     window: Window
     lengths: dict  # of sequences, by name; also deterministic, and the options of caches
     options: list  # those of fa3.attention, in order
-    longest: int  # no sequence has more rows, as far as the text tells (function/text.py)
+    max_rows: int  # of a sequence: a bound that the text relies on (function/text.py)
     is_out_like: bool  # operators.is_out_like(q, v)
     has_kernels: bool  # of 16 bits, on a GPU
-    are_there: bool  # the captured tensors, on q's device
+    captured_on_device: bool  # the captured tensors are on q's
     only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
     listed: Listed | None = None
+    backward_ways: dict | None = None  # device.py: what is decided of a backward pass
 
 
-def in_order(scale, window, lengths, engine=0):
+def in_order(scale, window, lengths):
     """Options of fa3.attention in the order of the table in fa3/_options.py (a test holds them to
     it)."""
     left, right = window
@@ -96,7 +97,6 @@ def in_order(scale, window, lengths, engine=0):
                 if place > ENGINE and place >= len(options):
                     options += IN_ORDER[len(options) :]
                 options[place] = value
-        options[ENGINE] = engine
     return options
 
 

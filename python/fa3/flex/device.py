@@ -6,10 +6,9 @@ What no kernel does is computed by tiles.py there, with one warning that says wh
 
 import contextlib
 import functools
-import importlib.util
 import threading
 import warnings
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +17,8 @@ from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex.call import deterministic
 from fa3.flex.function.pieces import NO_GRADIENTS
 from fa3.flex.function.text import NARROW
+from fa3.flex.query import ask, head_of, lists_win
+from fa3.flex.stored import stored_of
 from fa3.torch import operators
 
 _mode = threading.local()
@@ -37,24 +38,18 @@ def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
     if out is None:
         out = operators.new_out_like(q) if call.is_out_like else operators.new_out(q, v)
     lse = operators.new_lse(q) if return_lse else None
-    captured = (*tensors,) if call.are_there else on_device_of(q, tensors)
-    if (
-        call.listed is None and not is_only_compiling()
-    ):  # the one way of by_a_kernel(), for most calls
-        try:
-            score = *head_of(call.function, call.longest), captured
-            _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *call.options)
-        except Unsupported as reason:
-            return no_kernel(call, reason)
-        return out, lse
-
-    def run(function, options):
-        score = *head_of(function, call.longest), captured[: len(function.types)]
-        if is_only_compiling():
-            score = *score, NO_GRADIENTS, (None,) * len(function.types), True
+    captured = (*tensors,) if call.captured_on_device else on_device_of(q, tensors)
+    function, options = call.function, call.options
+    if call.listed is not None:
+        function, options = call.listed.function, call.listed.options_with(blocks)
+    score = *head_of(function, call.max_rows), captured[: len(function.types)]
+    if is_only_compiling():
+        score = *score, NO_GRADIENTS, (None,) * len(function.types), True
+    try:
         _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *options)
-
-    return (out, lse) if by_a_kernel(call, blocks, run) else None
+    except Unsupported as reason:
+        return no_kernel(call, reason)
+    return out, lse
 
 
 @contextlib.contextmanager
@@ -78,71 +73,94 @@ def no_kernel(call, reason):
     return refused(str(reason))
 
 
-def head_of(function, longest):
-    """What the compiled module reads of a function beside its tensors, made once."""
-    head = function.heads.get(longest)
-    if head is None:
-        head = function.pieces(longest), function.may_hide, nvrtc_path()
-        function.heads[longest] = head
-    return head
+class BackwardWay(NamedTuple):
+    """How a kernel has a backward pass."""
+
+    function: object
+    options: list
+    stored: int | None  # the captured tensor whose gradient is stored (stored.py)
 
 
-def by_a_kernel(call, blocks, run, is_last=True):
-    """Whether some kernel has run(function, options): one that walks lists, or else any.
-
-    is_last: none is asked in another way behind that.
-    """
-    ways = ((call.function, call.options),)
-    if call.listed is not None:
-        ways = (call.listed.function, call.listed.options_with(blocks)), *ways
-    for function, options in ways:
-        try:
-            run(function, options)
-            return True
-        except Unsupported as reason:
-            why = reason
-    if call.only_kernels:
-        raise why
-    if is_last:
-        refused(str(why))
-    return False
-
-
-def backward(call, wanted, saved, tensors, blocks, do, dlse, totals, stored=None):
-    """(dq, dk, dv); or None, where tiles.py is to compute them. saved: q, k, v, out, lse. blocks:
-    the lists of call.listed.
-
-    wanted: numbers of the captured tensors whose gradients are asked for; they are added to
-    totals[number], which has zeros, but that of number `stored` is stored there (stored.py). None,
-    too, where no kernel does that.
-    """
-    q, k, v, out, lse = saved
+def backward_way(call, wanted, saved, tensors, blocks):
+    """The BackwardWay; None: tiles.py computes it. wanted: numbers of the captured tensors whose
+    gradients are asked for. saved: q, k, v, out, lse. blocks: the lists of call.listed."""
+    q, k, v = saved[:3]
     if not q.is_cuda or q.dtype not in NARROW:
         return None
-    *gradients, _ = operators.new_gradients(q, k, v, None)
-    captured, most = on_device_of(q, tensors), call.longest
+    repeats = torch.are_deterministic_algorithms_enabled()
+    decided = (call.backward_ways or {}).get((wanted, repeats))
+    if decided is None:
+        decided = decide_backward(call, wanted, (q, k, v), tensors, blocks, repeats)
+        if call.backward_ways is not None:
+            call.backward_ways[wanted, repeats] = decided
+    listed, stored, answer = decided
+    if not answer.supported:
+        refused(answer.reason)
+        return None
+    function, options = way_of(call, listed, blocks, repeats)
+    return BackwardWay(function, options, stored)
 
-    def run(function, options):
-        for total in totals.values():  # of an attempt before
-            total.zero_()
+
+def way_of(call, listed, blocks, repeats):
+    """(function, options)"""
+    function, options = call.function, call.options
+    if listed:
+        function, options = call.listed.function, call.listed.options_with(blocks)
+    return function, deterministic(options) if repeats else options
+
+
+def decide_backward(call, wanted, qkv, tensors, blocks, repeats):
+    """(whether lists are walked, the tensor whose gradient is stored, the Answer)"""
+    captured = on_device_of(qkv[0], tensors)
+    stored = stored_of(call, wanted, *qkv[:2], tensors) if wanted else None
+
+    def answer(listed, stored):
+        function, options = way_of(call, listed, blocks, repeats)
         count = len(function.types)
-        added = tuple(n for n in wanted if n < count and n != stored)
-        texts = function.gradient_texts(added, most)
-        if stored is not None and texts.gradients is None:
-            texts = texts._replace(gradients="")
-        sums = (*((totals[n], n == stored) if n in totals else None for n in range(count)),)
-        score = *head_of(function, most), captured[:count], texts, sums, is_only_compiling()
-        if torch.are_deterministic_algorithms_enabled():
-            options = deterministic(options)
-        given = operators.readable_by_tma(do), q, k, v, out, lse, dlse, *gradients, None
-        _native.backward_with_score(operators.lend, score, *given, *options)
+        texts = texts_of(function, wanted, call.max_rows, stored)
+        # A tensor stands for its gradient, which is not made yet.
+        sums = (*((captured[n], n == stored) if n in wanted else None for n in range(count)),)
+        given = function, call.max_rows, captured[:count], *qkv, options, (texts, sums, False)
+        return ask(_native.backward_query, *given)
 
-    # The forward has run: what only kernels may compute is not refused any more.
-    if by_a_kernel(call._replace(only_kernels=False), blocks, run, is_last=stored is None):
-        return tuple(gradients)
-    for total in totals.values():
-        total.zero_()
-    return None
+    for number in (None,) if stored is None else (stored, None):
+        whole = functools.cache(lambda number=number: answer(False, number))
+        if call.listed is not None:
+            of_lists = answer(True, number)
+            if lists_win(of_lists, whole):
+                return True, number, of_lists
+        if whole().supported:
+            return False, number, whole()
+    return False, None, whole()
+
+
+def texts_of(function, wanted, max_rows, stored):
+    """The GradientTexts of a function, of the wanted tensors that it captures."""
+    added = tuple(n for n in wanted if n < len(function.types) and n != stored)
+    texts = function.gradient_texts(added, max_rows)
+    is_empty = stored is not None and texts.gradients is None
+    return texts._replace(gradients="") if is_empty else texts
+
+
+def backward(call, way, saved, tensors, do, dlse, totals):
+    """(dq, dk, dv); or None, where no kernel could be made. way: a BackwardWay. saved: q, k, v,
+    out, lse. totals: zeros of the wanted tensors' shapes by number, to which their gradients are
+    added; that of way.stored is written."""
+    q, k, v, out, lse = saved
+    *gradients, _ = operators.new_gradients(q, k, v, None)
+    function, options, stored = way
+    count = len(function.types)
+    captured = on_device_of(q, tensors)[:count]
+    texts = texts_of(function, (*totals,), call.max_rows, stored)
+    sums = (*((totals[n], n == stored) if n in totals else None for n in range(count)),)
+    score = *head_of(function, call.max_rows), captured, texts, sums, is_only_compiling()
+    given = operators.readable_by_tma(do), q, k, v, out, lse, dlse, *gradients, None
+    try:
+        _native.backward_with_score(operators.lend, score, *given, *options)
+    except Unsupported as reason:
+        refused(str(reason))
+        return None
+    return tuple(gradients)
 
 
 def refused(reason):
@@ -161,14 +179,3 @@ def on_device_of(q, tensors):
                 )
             tensors[number] = tensor.to(q.device)
     return (*tensors,)
-
-
-@functools.cache
-def nvrtc_path():
-    """libnvrtc of the package that torch brings; None: the library looks for one itself."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        found = sorted(Path(folder).glob("*/lib/libnvrtc.so.1*"))
-        if found:
-            return str(found[-1])
-    return None

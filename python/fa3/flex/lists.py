@@ -8,8 +8,6 @@ mask as a part of the score function (block_mask.py) where no engine walks lists
 """
 
 import dataclasses
-import functools
-import os
 import threading
 import weakref
 from typing import NamedTuple
@@ -17,16 +15,12 @@ from typing import NamedTuple
 import torch
 
 from fa3 import masks
-from fa3._options import ENGINES
 from fa3.flex import caches
 from fa3.flex.call import NO_LENGTHS
 from fa3.flex.function.graph import BATCH, HEAD, KEY, QUERY, SCORE
 from fa3.flex.function.interpret import evaluate
-from fa3.flex.function.text import NARROW
 from fa3.torch.operators import is_any_autocast_enabled
 
-LONGEST_HEAD = 128  # of the Hopper engine's kernels that walk lists
-LONGEST_HEAD_ELSEWHERE = 256
 MOST_PAIRS = 1 << 33  # of a map, a bit each: 1 GiB
 MOST_KEPT = 1 << 30  # bytes of all maps that are kept
 _known: dict[tuple, "Kept"] = {}  # what a map was made of -> it, the oldest first
@@ -48,9 +42,8 @@ def of_one_length(lengths):
 
 
 def extents_to_walk(q, k, v, lengths):
-    """The Extents of these tensors; None where no engine walks lists for them, as far as that is
-    known without a plan, or a map of the longest sequence for each had more pairs than one of all
-    packed rows."""
+    """The Extents of these tensors; None where they have no lists, or a map of the longest sequence
+    for each had more pairs than one of all packed rows."""
     cu_seqlens, of_q, of_k, of_v = lengths["cu_seqlens_q"], q.shape, k.shape, v.shape
     packed = cu_seqlens is not None
     if packed != (lengths["cu_seqlens_k"] is not None):
@@ -69,34 +62,7 @@ def extents_to_walk(q, k, v, lengths):
         return None
     if is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
         return None  # other types than the score function's, which autocast leaves alone
-    return extents if takes_heads(q, of_q[-1], of_v[-1]) else None
-
-
-def takes_heads(q, dim, dim_v):
-    """Whether some engine walks lists for such head dims."""
-    if q.is_cpu:
-        return q.dtype is not torch.float64
-    if not q.is_cuda or q.dtype not in NARROW:
-        return False
-    capability = capability_of(q.device)
-    if capability == (9, 0):  # longer heads have kernels of the same engine for masks as functions
-        return max(dim, dim_v) <= LONGEST_HEAD and dim % 8 == dim_v % 8 == 0
-    return capability >= (8, 0) and max(dim, dim_v) <= LONGEST_HEAD_ELSEWHERE
-
-
-def engine_of(q):
-    """Whose lists a score function walks where sequences have lengths of their own.
-
-    On Hopper its own engine's: where that refuses, the function with its mask inside is faster
-    there than another engine's lists, unless these hide most of the keys.
-    """
-    is_hopper = q.is_cuda and capability_of(q.device) == (9, 0)
-    return ENGINES["hopper" if is_hopper and not os.environ.get("FA3_ENGINE") else "auto"]
-
-
-@functools.cache
-def capability_of(device):
-    return torch.cuda.get_device_capability(device)
+    return extents
 
 
 def fresh(place):

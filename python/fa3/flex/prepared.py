@@ -32,19 +32,20 @@ class Prepared(NamedTuple):
     scale: float | None
     window: Window
     recorded: bool = False  # by autograd; of masks alone: or else seen by torch's dispatcher
-    alone: object = None  # the function without masks, beside lists
-    beside: Window | None = None  # the window beside lists; None: no lists
+    score_only: object = None  # the function without masks, beside lists
+    window_beside_lists: Window | None = None  # None: no lists
     place: object = None  # of the lists in lists.py; None: the call brings them
-    longest: int = LONGEST  # as of Call, like the next four
+    max_rows: int = LONGEST  # as of Call, like the next five
     is_out_like: bool = False
     has_kernels: bool = False
-    are_there: bool = True
+    captured_on_device: bool = True
     only_kernels: bool = False
+    backward_ways: dict | None = None
     call: Call | None = None  # where nothing of it changes
     bias: object = None  # bias.Captured
 
 
-OF_CALL = slice(Prepared._fields.index("longest"), Prepared._fields.index("only_kernels") + 1)
+OF_CALL = {*Prepared._fields} & {*Call._fields}
 
 
 def key_of(seen, captured, q, *others):
@@ -110,7 +111,7 @@ def of_function(function, tensors, q, k, v, window, scale, lengths, **others):
         caches.refuse_gradients(k, lengths)
     recorded = learns or not operators.have_memory(q, k, v)
     there = all(t.device == q.device for t in tensors)
-    others |= {"recorded": recorded, "are_there": there}
+    others |= {"recorded": recorded, "captured_on_device": there}
     return with_call(Prepared(function, scale, window, **others), q, k, v, lengths)
 
 
@@ -124,27 +125,29 @@ def of_masks(blocks, q, k, v, window, scale, lengths, **others):
 def with_call(prepared, q, k, v, lengths):
     alike = operators.is_out_like(q, v)
     has_kernels = q.is_cuda and q.dtype in NARROW
-    bound = longest(q, k, lengths)
-    prepared = prepared._replace(longest=bound, is_out_like=alike, has_kernels=has_kernels)
+    prepared = prepared._replace(
+        max_rows=max_rows(q, k, lengths),
+        is_out_like=alike,
+        has_kernels=has_kernels,
+        backward_ways={},
+    )
     if lengths is not NO_LENGTHS:
         return prepared
-    return prepared._replace(call=call_of(prepared, q, lengths))
+    return prepared._replace(call=call_of(prepared, lengths))
 
 
-def call_of(prepared, q, lengths):
+def call_of(prepared, lengths):
     """The Call of these lengths."""
-    function, scale, window = prepared[:3]
     listed = None
-    if prepared.beside is not None:
-        own = prepared.alone is not None and not lists.of_one_length(lengths)
-        engine = lists.engine_of(q) if own else 0
-        options = in_order(scale, prepared.beside, lengths, engine)
-        listed = Listed(prepared.alone, up_to_lists(options))
-    options = in_order(scale, window, lengths)
-    return Call(function, scale, window, lengths, options, *prepared[OF_CALL], listed)
+    if prepared.window_beside_lists is not None:
+        options = in_order(prepared.scale, prepared.window_beside_lists, lengths)
+        listed = Listed(prepared.score_only, up_to_lists(options))
+    options = in_order(prepared.scale, prepared.window, lengths)
+    alike = {name: getattr(prepared, name) for name in OF_CALL}
+    return Call(lengths=lengths, options=options, listed=listed, **alike)
 
 
-def longest(q, k, lengths):
+def max_rows(q, k, lengths):
     """What bounds indices in the text: most calls share one bound, and with that one kernel."""
     of_k = (caches.most_keys(k, lengths),) if "page_table" in lengths else k.shape
     return LONGEST if max(0, *q.shape, *of_k) <= LONGEST else 2**31

@@ -14,14 +14,14 @@ WHOLE = 8  # elements of 16 bits in the 16 bytes that TMA wants rows to be multi
 def stored_of(call, wanted, q, k, tensors):
     """Its number among the captured tensors, or None."""
     functions = [call.function] if call.listed is None else [call.function, call.listed.function]
-    found = {number_of(f, tensors, wanted, q, k, call.lengths, call.longest) for f in functions}
+    found = {number_of(f, tensors, wanted, q, k, call.lengths, call.max_rows) for f in functions}
     return found.pop() if len(found) == 1 else None
 
 
-def number_of(function, tensors, wanted, q, k, lengths, longest=LONGEST):
+def number_of(function, tensors, wanted, q, k, lengths, max_rows=LONGEST):
     wanted = tuple(n for n in wanted if n < len(function.types))
     graph, gradient = function.graph, function.gradient(wanted)
-    element = function.pieces(longest).element
+    element = function.pieces(max_rows).element
     if graph.nodes[gradient.score].op != COTANGENT or element is None or element.kind != OF_SCORE:
         return None
     number = element.tensor

@@ -247,10 +247,9 @@ def test_options_are_in_the_order_of_the_table():
     for window in (EVERY_KEY, Window(3, 0)):
         for of_lengths in (NO_LENGTHS, lengths, {**lengths, "deterministic": True}):
             for mask in ((None, None), blocks):
-                mine = in_order(0.5, window, of_lengths, 4 * (of_lengths is lengths))
+                mine = in_order(0.5, window, of_lengths)
                 mine = Listed(None, call.up_to_lists(mine)).options_with(mask)
                 named = {"window": window, "scale": 0.5, "block_mask": mask, **of_lengths}
-                named |= {"engine": "hopper"} if of_lengths is lengths else {}
                 right = Options(*of_table("attention", named))
                 for a, b in zip(Options(*mine), right, strict=True):
                     assert a is b or a == b

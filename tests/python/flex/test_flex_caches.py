@@ -299,6 +299,6 @@ def test_no_torch_operation_is_launched_for_a_decoded_token():
     assert shift is used and less == 1
     shift, less = bias.shift_of(q, k, lengths | {"left_padding": used - 4})
     assert (shift - less).tolist() == [3, 3]
-    assert prepared.longest(q, k, {}) < 2**31
+    assert prepared.max_rows(q, k, {}) < 2**31
     table = torch.zeros(2, 2**22, dtype=torch.int32)
-    assert prepared.longest(q, k, {"page_table": table}) == 2**31
+    assert prepared.max_rows(q, k, {"page_table": table}) == 2**31

@@ -3,7 +3,6 @@
 made once, and what cannot walk lists asks the mask function."""
 
 import math
-import types
 import warnings
 from functools import partial
 
@@ -18,6 +17,8 @@ from fa3._options import Options  # noqa: E402
 from fa3.flex import attention, lists  # noqa: E402
 from fa3.flex import device as device_of_scores  # noqa: E402
 from fa3.flex.call import BLOCKS, EVERY_KEY, NO_LENGTHS, Call, Listed, up_to_lists  # noqa: E402
+from fa3.flex.function.text import LONGEST  # noqa: E402
+from fa3.flex.query import Answer, lists_win  # noqa: E402
 
 ROWS, KEYS, HEADS, DIM = 300, 420, 4, 32
 
@@ -242,33 +243,86 @@ def test_keys_that_are_hidden_from_all_queries_take_bits_of_one_row(walked):
     assert walked[3].blocks.shape == (2, 1, 3, 4) and len(walked[3].bits) == 2 * 4
 
 
-def call_with(**fields):
-    plain = Call("masked", 1.0, EVERY_KEY, NO_LENGTHS, ["plain"], 0, False, True, True)
-    return plain._replace(**fields)
+def answer(supported, first_engine=True, reason=""):
+    return Answer(supported, 0, first_engine, "", reason)
 
 
-def test_kernels_that_walk_lists_are_tried_first_and_others_next():
-    tried = []
+@pytest.mark.parametrize(
+    ("of_lists", "of_function", "walks"),
+    [
+        (answer(True), None, True),  # nothing else is asked
+        (answer(False), None, False),
+        (answer(True, first_engine=False), answer(True), False),
+        (answer(True, first_engine=False), answer(False), True),
+    ],
+)
+def test_lists_win_by_the_first_engine_or_where_nothing_else_is_supported(
+    of_lists, of_function, walks
+):
+    assert lists_win(of_lists, lambda: of_function) == walks
 
-    def run(function, options):
-        tried.append((function, options[0]))
-        assert options[BLOCKS:] == ([*lists_given] if options[0] == "listed" else [])
-        if options[0] == refusing:
-            raise fa3.Unsupported("not this way")
 
+def test_the_library_is_asked_once_how_a_call_is_computed(monkeypatch):
+    asked, query = [], attention._native.forward_query
+
+    def question(score, q, k, v, *options):
+        asked.append(Options(*options))
+        return query(score, q, k, v, *options)
+
+    monkeypatch.setattr(attention._native, "forward_query", question)
+    q, k, v = (x.detach() for x in inputs())
+    for _ in range(3):
+        fa3.flex_attention(q, k, v, mask_mod=diagonal)
+    assert len(asked) == 1
+    blocks = [-(-rows // masks.BLOCK) for rows in (ROWS, KEYS)]
+    assert asked[0].block_mask[4] == (1, 1, *blocks)
+
+
+class OfAGpu:
+    """Answers of a library with kernels, for device.decide_backward()."""
+
+    def __init__(self, monkeypatch, supported):
+        self.supported, self.asked = supported, []
+        monkeypatch.setattr(device_of_scores, "ask", self.ask)
+
+    def ask(self, question, function, max_rows, tensors, q, k, v, options, further):
+        _, sums, _ = further
+        way = "lists" if len(options) > BLOCKS else "function"
+        self.asked.append((way, any(s is not None and s[1] for s in sums)))
+        return answer(self.asked[-1] in self.supported, reason=f"not {len(self.asked)}")
+
+
+LISTS, FUNCTION = "lists", "function"
+
+
+@pytest.mark.parametrize(
+    ("supported", "decided", "asked"),
+    [
+        ([(LISTS, True)], (True, 0), 1),
+        ([(FUNCTION, True), (LISTS, False)], (False, 0), 2),
+        ([(LISTS, False)], (True, None), 3),
+        ([(FUNCTION, False)], (False, None), 4),
+        ([], (False, None), 4),
+    ],
+)
+def test_a_backward_pass_takes_the_best_way_that_is_supported(
+    monkeypatch, supported, decided, asked
+):
+    gpu = OfAGpu(monkeypatch, supported)
+    bias = torch.zeros(2, HEADS, ROWS, 424, dtype=torch.bfloat16)
+    scores = attention.function_of(lambda s, b, h, q, k: s + bias[b, h, q, k])
+    function, tensors = attention.function_of(
+        lambda s, b, h, q, k: s + bias[b, h, q, k], lambda b, h, q, k: k < 99
+    )
+    call = Call(function, 1.0, EVERY_KEY, NO_LENGTHS, [False], LONGEST, False, True, True)
+    call = call._replace(listed=Listed(scores[0], up_to_lists([False])))
+    q = torch.zeros(2, ROWS, HEADS, 64, dtype=torch.bfloat16)
+    k = torch.zeros(2, 424, 2, 64, dtype=torch.bfloat16)
     lists_given = masks.BlockMask("blocks", "bits")
-    with_lists = call_with(listed=Listed("alone", up_to_lists(["listed"])))
-    refusing = None
-    assert device_of_scores.by_a_kernel(with_lists, lists_given, run)
-    assert tried == [("alone", "listed")]
-    refusing = "listed"
-    assert device_of_scores.by_a_kernel(with_lists, lists_given, run)
-    assert tried[1:] == [("alone", "listed"), ("masked", "plain")]
-    refusing = "plain"
-    with pytest.warns(device_of_scores.SlowScores, match="not this way"):
-        assert not device_of_scores.by_a_kernel(call_with(), None, run)
-    with pytest.raises(fa3.Unsupported, match="not this way"):
-        device_of_scores.by_a_kernel(call_with(only_kernels=True), None, run)
+    given = call, (0,), (q, k, k), tensors, lists_given, False
+    listed, stored, said = device_of_scores.decide_backward(*given)
+    assert (listed, stored) == decided and len(gpu.asked) == asked
+    assert said.supported == bool(supported) and (supported or said.reason == "not 4")
 
 
 def test_what_is_captured_beside_a_mask_comes_first():
@@ -392,6 +446,7 @@ def test_lists_beside_functions_keep_the_window_where_lengths_differ(monkeypatch
         return q, None
 
     monkeypatch.setattr(attention, "forward", recorded)
+    monkeypatch.setattr(attention, "ask", lambda *_: answer(True))
     starts = torch.tensor([0, 140, 300], dtype=torch.int32)
     q, k, v = (x[0, :300].detach() for x in inputs())
     packed = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
@@ -403,21 +458,6 @@ def test_lists_beside_functions_keep_the_window_where_lengths_differ(monkeypatch
     assert (asked.window_left, asked.window_right, alike.window_left) == (90, 40, -1)
     assert asked.cu_seqlens_q is starts and not function.may_hide
     assert asked.block_mask.shape == (2, 1, 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("capability", "asked", "engine"),
-    [((9, 0), None, "hopper"), ((9, 0), "ampere", "auto"), ((8, 0), None, "auto")],
-)
-def test_functions_walk_the_lists_of_hoppers_own_engine(monkeypatch, capability, asked, engine):
-    monkeypatch.setattr(lists, "capability_of", lambda _: capability)
-    if asked is None:
-        monkeypatch.delenv("FA3_ENGINE", raising=False)
-    else:
-        monkeypatch.setenv("FA3_ENGINE", asked)
-    q = types.SimpleNamespace(is_cuda=True, device="cuda")
-    assert lists.engine_of(q) == lists.ENGINES[engine]
-    assert lists.engine_of(torch.zeros(1)) == lists.ENGINES["auto"]
 
 
 def test_kernels_with_functions_do_not_read_what_lists_hide(device):

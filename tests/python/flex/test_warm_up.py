@@ -69,7 +69,7 @@ def test_other_threads_compute():
 def test_both_passes_are_asked_to_compile_alone(monkeypatch, learn):
     """By stand-ins for the compiled module, which get what a GPU's calls get."""
     asked = []
-    monkeypatch.setattr(scores, "nvrtc_path", lambda: None)
+    monkeypatch.setattr(fa3.flex.query, "nvrtc_path", lambda: None)
     for step in ("forward", "backward"):
         record = lambda lend, score, *_, step=step: asked.append((step, score[-1]))  # noqa: E731
         monkeypatch.setattr(scores._native, f"{step}_with_score", record, raising=True)
