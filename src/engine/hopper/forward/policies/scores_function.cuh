@@ -7,6 +7,7 @@
 #include "engine/hopper/forward/consumer/score/lines_score.cuh"
 #include "engine/hopper/forward/policies/scores.cuh"
 #include "engine/hopper/pipeline/pipeline.cuh"
+#include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/wgmma.cuh"
 
