@@ -3,7 +3,7 @@
 
 # fa3_catalogue_sources(<result> <folder> <Pass> [EXCLUDE <words>] <element>...)
 # Into list <result>, the sources in <folder>: one for each row of Hopper's catalogue of the pass
-# (Forward), for these elements. EXCLUDE: without the rows whose names match.
+# (Forward or Backward), for these elements. EXCLUDE: without the rows whose names match.
 function(fa3_catalogue_sources result folder Pass)
   cmake_parse_arguments(PARSE_ARGV 3 arg "" "EXCLUDE" "")
   fa3_read_catalogue(lines)
@@ -79,99 +79,50 @@ function(fa3_read_catalogue result)
   set(${result} "${lines}" PARENT_SCOPE)
 endfunction()
 
-# ---- Kernels that stand in tables: of Hopper's backward, and of the ampere engine ----
-
-# fa3_kernel_entries(<result> <folder> <pass> <table> <entry>
-#   [ENGINE <engine>] [EACH_KIND] <kind>...)
-# Into list <result>, the sources in <folder>: they include <entry>.cuh and instantiate <pass>Kernel
-# for each instance of <table> and each kind, the template arguments after the row. <table> lies in
-# src/engine/<engine>/tables, <entry> in instances; hopper, if none is named. EACH_KIND: each kind
-# of a row has a source of its own, which is what a driver compiles of PTX at once.
-function(fa3_kernel_entries result folder pass table entry)
-  cmake_parse_arguments(PARSE_ARGV 5 arg "EACH_KIND" "ENGINE" "")
-  set(engine hopper)
-  if(arg_ENGINE)
-    set(engine ${arg_ENGINE})
-  endif()
-  set(table ${PROJECT_SOURCE_DIR}/src/engine/${engine}/tables/${table})
+# fa3_ampere_sources(<result> <folder> <Pass> <table> <entry> <kind>...)
+# Into list <result>, the sources in <folder>: one for each row of <table>, in the ampere engine's
+# tables/, and each kind, the template arguments after the row, since a driver compiles PTX of one
+# kernel at a time. They include <entry>.cuh, in its instances/, and instantiate <Pass>Kernel.
+function(fa3_ampere_sources result folder Pass table entry)
+  set(table ${PROJECT_SOURCE_DIR}/src/engine/ampere/tables/${table})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   set(instance KernelInstance)
-  if(pass STREQUAL "Backward")
+  if(Pass STREQUAL "Backward")
     set(instance BackwardInstance)
   endif()
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   file(STRINGS ${table} rows REGEX "^    ${instance}{")
   list(LENGTH rows num_rows)
   math(EXPR last_row "${num_rows} - 1")
-
-  # Elements with kernels: those of the first row, and those of the others.
-  set(elements_of_first Fp16 Bf16)
-  if(FA3_KERNELS STREQUAL "BF16" OR FA3_KERNELS STREQUAL "SAMPLE")
-    set(elements_of_first Bf16)
-  elseif(NOT FA3_KERNELS)
-    set(elements_of_first)
-  endif()
-  set(elements_of_others ${elements_of_first})
-  if(FA3_KERNELS STREQUAL "SAMPLE")
-    set(elements_of_others)
-  endif()
-
+  set(before "namespace fa3::ampere {\n")
+  set(after "}  // namespace fa3::ampere\n")
   set(sources)
-  set(instances)
-  # Instantiates what `instances` has, of `header`.
-  macro(write_source name)
-    file(CONFIGURE OUTPUT ${folder}/${name}.cu @ONLY CONTENT [[
-#include "@header@"
-namespace fa3::@engine@ {
-@instances@}  // namespace fa3::@engine@
-]])
-    list(APPEND sources ${folder}/${name}.cu)
-    set(instances)
-  endmacro()
-
   set(absent)
-  set(header engine/${engine}/instances/${entry}.cuh)
-  set(elements ${elements_of_first})
   foreach(row RANGE ${last_row})
-    foreach(element Fp16 Bf16)
-      set(kinds ${arg_UNPARSED_ARGUMENTS})
-      list(FILTER kinds INCLUDE REGEX k${element})
-      string(TOLOWER ${entry}_${row}_${element} name)
-      set(kind_number 0)
-      foreach(kind IN LISTS kinds)
-        set(instance "template ${pass}Kernel ${entry}<${row}, ${kind}>();\n")
-        if(NOT element IN_LIST elements)
-          string(APPEND absent "${instance}")
-          continue()
-        endif()
-        string(APPEND instances "${instance}")
-        if(arg_EACH_KIND)
-          math(EXPR kind_number "${kind_number} + 1")
-          write_source(${name}_${kind_number})
-        endif()
-      endforeach()
-      if(instances)
-        write_source(${name})
+    set(numbers_Fp16 0)
+    set(numbers_Bf16 0)
+    foreach(kind IN LISTS ARGN)
+      string(REGEX REPLACE "^Element::k([A-Za-z0-9]+).*" "\\1" element "${kind}")
+      set(instance "template ${Pass}Kernel ${entry}<${row}, ${kind}>();\n")
+      math(EXPR numbers_${element} "${numbers_${element}} + 1")
+      if(NOT FA3_KERNELS OR (FA3_KERNELS STREQUAL "SAMPLE" AND row GREATER 0)
+          OR (FA3_KERNELS MATCHES "^(SAMPLE|BF16)$" AND NOT element STREQUAL "Bf16"))
+        string(APPEND absent "${instance}")
+        continue()
       endif()
+      string(TOLOWER ${entry}_${row}_${element}_${numbers_${element}}.cu name)
+      set(source ${folder}/${name})
+      file(CONFIGURE OUTPUT ${source} @ONLY CONTENT
+        "#include \"engine/ampere/instances/@entry@.cuh\"
+@before@@instance@@after@")
+      list(APPEND sources ${source})
     endforeach()
-    set(elements ${elements_of_others})
   endforeach()
-
   if(absent)
-    set(header ${PROJECT_SOURCE_DIR}/tests/cpp/engine/${engine}/no_kernels.h)
-    set(instances "${absent}")
-    write_source(no_${entry})
+    set(source ${folder}/no_${entry}.cu)
+    file(CONFIGURE OUTPUT ${source} @ONLY CONTENT
+      "#include \"@PROJECT_SOURCE_DIR@/tests/cpp/engine/ampere/no_kernels.h\"
+@before@@absent@@after@")
+    list(APPEND sources ${source})
   endif()
   set(${result} ${sources} PARENT_SCOPE)
-endfunction()
-
-# Into list <result>, the kinds of kernels of these elements: each in every Variant of
-# config/sm90.h.
-function(fa3_kernel_kinds result)
-  set(kinds)
-  foreach(element ${ARGN})
-    foreach(variant kDense kGeneral kCapped)
-      list(APPEND kinds "Element::${element}, Variant::${variant}")
-    endforeach()
-  endforeach()
-  set(${result} ${kinds} PARENT_SCOPE)
 endfunction()

@@ -53,11 +53,10 @@ HOPPER_ROOMS = {
     "decode/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
     "backward/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "tutorial/": "scheduler/ pipeline/ config/ tile/ ptx/",
-    "tables/": "config/",
     "kernels/": "config/ tile/",
-    "instances/": "tables/ kernels/ forward/ decode/ backward/ config/",
-    "plan/": "instances/ tables/ kernels/ fp8/ forward_params.h scheduler/ config/ host/",
-    "launch/": "plan/ instances/ kernels/ tables/ backward/ fp8/ combine/ "
+    "instances/": "kernels/ forward/ decode/ backward/ config/",
+    "plan/": "instances/ kernels/ fp8/ forward_params.h scheduler/ config/ host/",
+    "launch/": "plan/ instances/ kernels/ backward/ fp8/ combine/ "
     "forward_params.h scheduler/ config/ host/",
 }
 

@@ -177,7 +177,7 @@ FIELDS = {
     "hopper BackwardConfig": "element head_dim head_dim_v block_m block_n stages ds_stages helpers "
     "variant splits_steps dropout block_mask wide in_pairs persistent",
 }
-LINE = re.compile(r'fa3 kernel (\w+) (\d+) \w+ "([^"]+)" ([-\d,]+),')
+LINE = re.compile(r'fa3 kernel (forward) (\d+) \w+ "([^"]+)" ([-\d,]+),')
 
 
 class Names:

@@ -19,7 +19,7 @@ BACKWARD_STARTS = tuple(
     for name in (
         "launch/launch_backward.h",
         "instances/backward_entry.cuh",
-        "tables/backward_table.h",
+        "kernels/backward.h",
         "plan/backward/plan_backward.h",
     )
 )

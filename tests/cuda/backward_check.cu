@@ -3,10 +3,10 @@
 // nothing else.
 //   fa3_gpu_check_backward [--list] [--only TEXT] [--rows FIRST END] [--repeats N]
 //                          [--verbose] [--time]
-// --list: the rows of the kernel table. --only: cases with TEXT in their names. --rows: of the
-// table, half-open. --repeats: launches of each case that must give the same bits: dQ in
-// deterministic calls, dK and dV unless query heads are split. --verbose: a line for every case,
-// not only for those that fail. --time: speed instead.
+// --list: the kernels. --only: cases with TEXT in their names. --rows: of the kernels, half-open.
+// --repeats: launches of each case that must give the same bits: dQ in deterministic calls, dK and
+// dV unless query heads are split. --verbose: a line for every case, not only for those that fail.
+// --time: speed instead.
 #include <algorithm>
 #include <cstdlib>
 #include <string>
@@ -14,9 +14,8 @@
 
 #include "cuda/backward_check.cuh"
 #include "cuda/backward_timing.cuh"
+#include "engine/hopper/instances/backward_entry.h"
 #include "engine/hopper/launch/launch_backward.h"
-#include "engine/hopper/tables/dense_backward_table.h"
-#include "engine/hopper/tables/dropout_backward_table.h"
 
 namespace fa3::testing {
 namespace {
@@ -25,7 +24,7 @@ using hopper::BackwardKernel;
 using hopper::Element;
 using hopper::Variant;
 
-constexpr const char* kVariants[hopper::kNumVariants] = {"", " general", " capped"};
+constexpr const char* kVariants[] = {"", " general", " capped"};
 
 BackwardSubject subject_of(const BackwardKernel& kernel) {
   return {kernel.config.head_dim, kernel.config.head_dim_v, kVariants[int(kernel.config.variant)],
@@ -37,58 +36,51 @@ BackwardSubject subject_of(const BackwardKernel& kernel) {
           }};
 }
 
-// The rows of kBackwardTable, then those of kDropoutBackwardTable and of kDenseBackwardTable.
-constexpr int kPlainRows = int(hopper::kBackwardTable.size());
-constexpr int kRowsOfOne = kPlainRows + int(hopper::kDropoutBackwardTable.size());
-constexpr int kRows = kRowsOfOne + int(hopper::kDenseBackwardTable.size());
-
-// The kernels of a row that do a case: the least general, and for bf16 dense cases the general one
-// too.
-std::vector<BackwardKernel> kernels_of(int row, Element element, const BackwardCase& c) {
-  const auto at = [&](Variant variant) {
-    return hopper::backward_kernel_at(row, element, variant);
-  };
-  if (c.softcap > 0) return {at(Variant::kCapped)};
-  if (!c.dense()) return {at(Variant::kGeneral)};
-  BackwardKernel dense = at(Variant::kDense);
-  if (c.sink) dense.preprocess = at(Variant::kGeneral).preprocess;
-  if (element == Element::kFp16) return {dense};
-  return {dense, at(Variant::kGeneral)};
+// The rows that are checked: those of block masks and of float32 gradients have tests of their own.
+std::vector<const hopper::BackwardRow*> checked_rows() {
+  std::vector<const hopper::BackwardRow*> rows;
+  for (const hopper::BackwardRow& row : hopper::kBackward) {
+    if (row.built && !row.kernel.block_mask && !row.kernel.wide) rows.push_back(&row);
+  }
+  return rows;
 }
 
-// A row with dropout has one variant; sinks are its general kernel's.
-std::vector<BackwardKernel> dropout_kernels_of(int row, Element element, const BackwardCase& c) {
-  const BackwardKernel kernel = hopper::dropout_backward_kernel_at(row, element);
-  const Variant needed = c.softcap > 0          ? Variant::kCapped
-                         : c.dense() && !c.sink ? Variant::kDense
-                                                : Variant::kGeneral;
-  const bool does = needed == kernel.config.variant ||
-                    (needed == Variant::kDense && kernel.config.variant == Variant::kGeneral);
-  if (!does) return {};
-  return {kernel};
+// The least variant that does a case. Sinks are preprocess's alone.
+Variant variant_of(const BackwardCase& c, bool with_sink) {
+  if (c.softcap > 0) return Variant::kCapped;
+  return c.dense() && !(with_sink && c.sink) ? Variant::kDense : Variant::kGeneral;
 }
 
-// All dense cases: for speed alone plans give these kernels some.
-std::vector<BackwardKernel> kernels_of_dense_row(int row, Element element, const BackwardCase& c) {
-  if (!c.dense() || c.softcap > 0 || c.sink) return {};
-  return {hopper::dense_backward_kernel_at(row, element)};
-}
-
-// `row` of all tables.
-std::vector<BackwardKernel> kernels_of_any(int row, Element element, const BackwardCase& c) {
-  if (row >= kRowsOfOne) return kernels_of_dense_row(row - kRowsOfOne, element, c);
-  if (row >= kPlainRows) return dropout_kernels_of(row - kPlainRows, element, c);
-  return kernels_of(row, element, c);
+// The row's kernel, if it does a case. General kernels do the dense ones, of ordinary calls in bf16
+// alone; rows for some dense calls are checked with all of them.
+std::vector<BackwardKernel> kernels_of(const hopper::BackwardRow& row, Element element,
+                                       const BackwardCase& c) {
+  const hopper::BackwardConfig& kernel = row.kernel;
+  if (hopper::is_for_some_dense_calls(kernel) && c.sink) return {};
+  const Variant needed = variant_of(c, kernel.dropout);
+  const bool also = needed == Variant::kDense && kernel.variant == Variant::kGeneral &&
+                    (kernel.dropout || element == Element::kBf16);
+  if (needed != kernel.variant && !also) return {};
+  BackwardKernel found = hopper::backward_kernel_at(row, element);
+  if (c.sink && kernel.variant == Variant::kDense) {
+    const auto is_general = [&](const hopper::BackwardRow& other) {
+      const hopper::BackwardConfig& o = other.kernel;
+      return !o.dropout && !o.wide && !o.block_mask && o.variant == Variant::kGeneral &&
+             o.head_dim == kernel.head_dim && o.head_dim_v == kernel.head_dim_v;
+    };
+    const auto general = std::ranges::find_if(hopper::kBackward, is_general);
+    found.preprocess = hopper::backward_kernel_at(*general, element).preprocess;
+  }
+  return {found};
 }
 
 template <typename T>
-void check_row(int row, Element element, const std::string& only, int repeats, bool verbose,
-               Tally* tally) {
-  const bool drops = row >= kPlainRows && row < kRowsOfOne;
+void check_row(const hopper::BackwardRow& row, Element element, const std::string& only,
+               int repeats, bool verbose, Tally* tally) {
   for (BackwardCase& c : cases()) {
-    c.dropout = drops ? 0.3f : 0.0f;
+    c.dropout = row.kernel.dropout ? 0.3f : 0.0f;
     if (c.name().find(only) == std::string::npos) continue;
-    for (const BackwardKernel& kernel : kernels_of_any(row, element, c)) {
+    for (const BackwardKernel& kernel : kernels_of(row, element, c)) {
       tally->failures += !check<T>(subject_of(kernel), c, repeats, verbose, &tally->worst);
       ++tally->checks;
     }
@@ -97,10 +89,11 @@ void check_row(int row, Element element, const std::string& only, int repeats, b
 
 int check_all(const std::string& only, int repeats, bool verbose, int first_row, int end_row) {
   Tally tally;
-  for (int row = first_row; row < std::min(end_row, kRows); ++row) {
-    check_row<__nv_bfloat16>(row, Element::kBf16, only, repeats, verbose, &tally);
+  const std::vector<const hopper::BackwardRow*> rows = checked_rows();
+  for (int row = first_row; row < std::min(end_row, int(rows.size())); ++row) {
+    check_row<__nv_bfloat16>(*rows[size_t(row)], Element::kBf16, only, repeats, verbose, &tally);
 #ifndef FA3_DISTURB  // which knows bf16 alone: the protocol has no element type
-    check_row<__half>(row, Element::kFp16, only, repeats, verbose, &tally);
+    check_row<__half>(*rows[size_t(row)], Element::kFp16, only, repeats, verbose, &tally);
 #endif
     std::printf("row %d done: %d of %d failed so far\n", row, tally.failures, tally.checks);
     std::fflush(stdout);
@@ -108,19 +101,17 @@ int check_all(const std::string& only, int repeats, bool verbose, int first_row,
   return finish(tally);
 }
 
-// The rows of the kernel table: number, table, head dims of Q and of V. Needs no GPU.
+// Number, kind, head dims of Q and of V, and source of each row. Needs no GPU.
 void list_rows() {
   int number = 0;
-  const auto list = [&](const char* kind, const auto& table, const char* source) {
-    int in_table = 0;
-    for (const auto& [config, why] : table) {
-      std::printf("%d %s %d %d %s_%d\n", number++, kind, config.head_dim, config.head_dim_v, source,
-                  in_table++);
-    }
-  };
-  list("backward", hopper::kBackwardTable, "backward_entry");
-  list("dropout", hopper::kDropoutBackwardTable, "dropout_backward_entry");
-  list("dense", hopper::kDenseBackwardTable, "dense_backward_entry");
+  for (const hopper::BackwardRow* row : checked_rows()) {
+    const hopper::BackwardConfig& c = row->kernel;
+    const char* const kind = c.dropout                            ? "dropout"
+                             : hopper::is_for_some_dense_calls(c) ? "dense"
+                                                                  : "backward";
+    std::printf("%d %s %d %d backward_%d\n", number++, kind, c.head_dim, c.head_dim_v,
+                int(row - hopper::kBackward.data()));
+  }
 }
 
 }  // namespace

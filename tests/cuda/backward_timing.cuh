@@ -84,9 +84,13 @@ inline int time_all(const std::string& only) {
   std::printf("TFLOP/s, bf16, b*s = 16k, h*d = 2048. pre, main, post: microseconds\n");
   std::printf("%-14s %4s %6s %6s %8s %8s %8s %8s %8s %8s\n", "", "d", "s", "mask", "pre", "main",
               "post", "all us", "main TF", "all TF");
-  for (int row = 0; row < int(hopper::kBackwardTable.size()); ++row) {
-    const hopper::BackwardKernel kernel =
-        hopper::backward_kernel_at(row, hopper::Element::kBf16, hopper::Variant::kDense);
+  for (const hopper::BackwardRow& row : hopper::kBackward) {
+    const hopper::BackwardConfig& c = row.kernel;
+    if (c.variant != hopper::Variant::kDense || c.dropout || c.wide || c.block_mask ||
+        is_for_some_dense_calls(c)) {
+      continue;
+    }
+    const hopper::BackwardKernel kernel = hopper::backward_kernel_at(row, hopper::Element::kBf16);
     const int d = kernel.config.head_dim, heads = kColumns / d;
     if (d != kernel.config.head_dim_v) continue;
     for (const bool causal : {false, true}) {

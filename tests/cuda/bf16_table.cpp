@@ -3,13 +3,13 @@
 // what is checked knows no element type.
 #include <cstdlib>
 
-#include "engine/hopper/instances/forward_entries.h"
+#include "engine/hopper/instances/forward_entry.h"
 
 namespace fa3::hopper {
 
 ForwardKernel forward_kernel_at(const Row& row, Element element) {
   if (element != Element::kBf16 || !row.built) std::abort();
-  return forward_entry_of<Element::kBf16>(row)();
+  return entry_of<Element::kBf16>(row)();
 }
 
 }  // namespace fa3::hopper

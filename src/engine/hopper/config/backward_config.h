@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one template parameter of the backward's kernels: tile sizes and pipeline stages, with the
-// register and shared-memory budgets that follow. Plain constexpr. backward_table.h has what is
-// built.
+// register and shared-memory budgets that follow. Plain constexpr. kernels/backward.h has
+// what is built.
 #pragma once
 
 #include "core/macros.h"

@@ -24,15 +24,11 @@ constexpr int smem_bytes_of_each(int blocks) {
   return (kMaxSmemBytes + kOwnSmemBytes) / blocks - kOwnSmemBytes;
 }
 
-// What a kernel is compiled for. Rows of the backward's tables come in the first three.
+// What a backward kernel is compiled for, and the least that a call asks for.
 enum class Variant : unsigned char {
-  kDense,         // one length for all sequences, full or causal
-  kGeneral,       // windows, sinks and lengths of their own too
-  kCapped,        // softcap too
-  kStreamK,       // few queries, and nothing but what these need (kernels/forward.h)
-  kDecode,        // the same for fewer still: the decode kernels (decode/)
-  kDecodeSingle,  // a single sequence: each split of a tile has a cluster of CTAs
+  kDense,    // one length for all sequences, full or causal
+  kGeneral,  // windows, sinks and lengths of their own too
+  kCapped,   // softcap too
 };
-inline constexpr int kNumVariants = 3;  // of rows that come in all three
 
 }  // namespace fa3::hopper

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by the generated source files, each of which instantiates one row of backward_table.h.
+// Included by the generated source of each row of kBackward.
 #pragma once
 
 #include "engine/hopper/backward/backward_kernel.cuh"
@@ -37,9 +37,9 @@ BackwardKernel backward_kernel_of() {
   return kernel;
 }
 
-template <int Row, Element E, Variant V>
+template <int Row, Element E>
 BackwardKernel backward_entry() {
-  return backward_kernel_of<kBackwardTable[Row].config.with(E, V)>();
+  return backward_kernel_of<kernel_of(kBackward[Row], E)>();
 }
 
 }  // namespace fa3::hopper

@@ -2,7 +2,8 @@
 // A backward kernel instance: functions and sizes for the launcher.
 #pragma once
 
-#include "engine/hopper/tables/backward_table.h"
+#include "engine/hopper/instances/entries.h"
+#include "engine/hopper/kernels/backward.h"
 
 namespace fa3::hopper {
 
@@ -34,31 +35,18 @@ struct BackwardKernel {
   int short_smem_bytes = 0;
 };
 
-// Defined by the generated source file of row `Row` (backward_entry.cuh).
-template <int Row, Element E, Variant V>
+// Defined by the generated source of row `Row` of kBackward (backward_entry.cuh).
+template <int Row, Element E>
 BackwardKernel backward_entry();
 
-// The kernels of a row of kBackwardTable.
-BackwardKernel backward_kernel_at(int row, Element element, Variant variant);
+template <Element E>
+auto entry_of(const BackwardRow& row) {
+  static constexpr auto kEntries =
+      entries_of<kBackward>([]<int Row>() { return &backward_entry<Row, E>; });
+  return kEntries[size_t(&row - kBackward.data())];
+}
 
-// The same for a row of kDropoutBackwardTable.
-template <int Row, Element E>
-BackwardKernel dropout_backward_entry();
-BackwardKernel dropout_backward_kernel_at(int row, Element element);
-
-// The same for a row of kMaskBackwardTable.
-template <int Row, Element E, Variant V>
-BackwardKernel mask_backward_entry();
-BackwardKernel mask_backward_kernel_at(int row, Element element, Variant variant);
-
-// The same for a row of kWideBackwardTable.
-template <int Row, Element E>
-BackwardKernel wide_backward_entry();
-BackwardKernel wide_backward_kernel_at(int row, Element element);
-
-// The same for a row of kDenseBackwardTable.
-template <int Row, Element E>
-BackwardKernel dense_backward_entry();
-BackwardKernel dense_backward_kernel_at(int row, Element element);
+// The kernels of a row of kBackward that is built.
+BackwardKernel backward_kernel_at(const BackwardRow& row, Element element);
 
 }  // namespace fa3::hopper

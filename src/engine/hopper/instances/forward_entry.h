@@ -2,6 +2,7 @@
 // A built kernel as the launcher sees it, and where to get it.
 #pragma once
 
+#include "engine/hopper/instances/entries.h"
 #include "engine/hopper/kernels/forward.h"
 
 namespace fa3::hopper {
@@ -15,6 +16,13 @@ struct ForwardKernel {
 // Defined by the generated source of row `Row` of kForward (forward_entry.cuh).
 template <int Row, Element E>
 ForwardKernel forward_entry();
+
+template <Element E>
+auto entry_of(const Row& row) {
+  static constexpr auto kEntries =
+      entries_of<kForward>([]<int Row>() { return &forward_entry<Row, E>; });
+  return kEntries[size_t(&row - kForward.data())];
+}
 
 // The kernel of a row of kForward. One that is compiled at run time has no function yet.
 ForwardKernel forward_kernel_at(const Row& row, Element element);

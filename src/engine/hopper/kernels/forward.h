@@ -11,23 +11,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 
+#include "engine/hopper/kernels/join.h"
 #include "engine/hopper/kernels/row.h"
 
 namespace fa3::hopper {
 namespace catalogue {
-
-template <std::size_t... N>
-constexpr auto join(const std::array<Row, N>&... parts) {
-  std::array<Row, (N + ...)> all;
-  auto end = all.begin();
-  const auto append = [&](const auto& part) {
-    for (const Row& row : part) *end++ = row;
-  };
-  (append(parts), ...);
-  return all;
-}
 
 // A split tile's Q is loaded after its first K: the room of another one is the pipeline's.
 constexpr Row in(Tiles tiles, Row row, Scores scores = Scores::kScaled) {

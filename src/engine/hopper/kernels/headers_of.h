@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The headers that a forward kernel is made of, beside those that all have: of its tiles, its keys,
-// its policies and its loop. Its source includes them, a generated one or one that NVRTC compiles.
+// The headers that a kernel is made of, beside those that all have: of its tiles, its keys, its
+// policies and its loop. Its source includes them, a generated one or one that NVRTC compiles.
 #pragma once
 
 #include <array>
 #include <string_view>
 
+#include "engine/hopper/config/backward_config.h"
 #include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 
-// Some are empty. Decode kernels have one header for all.
+// Some are empty. Decode kernels, and the backward's, have one header for all.
 using KernelHeaders = std::array<std::string_view, 6>;
 
 using std::literals::operator""sv;
@@ -73,6 +74,10 @@ constexpr KernelHeaders headers_of(const Kernel& c) {
   if (c.is_decode()) return {"engine/hopper/decode/decode_kernel.cuh"sv};
   return {header_of(c.scheduler()), header_of(c.kv_loader()), header_of_scores(c),
           header_of_weights(c),     header_of_sum(c),         header_of_loop(c)};
+}
+
+constexpr KernelHeaders headers_of(const BackwardConfig&) {
+  return {"engine/hopper/backward/backward_kernel.cuh"sv};
 }
 
 }  // namespace fa3::hopper

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of forward kernels: operands, columns and blocks, tiles, then what differs from most
-// kernels
+// Names of kernels. Of the forward: operands, columns and blocks, tiles, then what differs from
+// most kernels
 // ("e4m3 d128/128 128x128 rows of V"). Numbers of stages stay out of a name, so that it lasts when
 // they are tuned. Host only.
 #pragma once
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "engine/hopper/config/backward_config.h"
 #include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
@@ -47,6 +48,20 @@ constexpr KernelName name_of(const Kernel& c) {
   name.add(kTiles[int(c.tiles)]);
   if (c.capped()) name.add(" capped");
   if (c.transposes_v()) name.add(" rows of V");
+  return name;
+}
+
+constexpr KernelName name_of(const BackwardConfig& c) {
+  KernelName name;
+  name.add("d").add(c.head_dim).add("/").add(c.head_dim_v).add(" ");
+  name.add(c.block_m).add("x").add(c.block_n);
+  if (c.dropout) name.add(" dropped");
+  if (c.wide) name.add(" float32");
+  if (c.block_mask) name.add(" listed");
+  if (c.variant == Variant::kGeneral) name.add(" varlen");
+  if (c.capped()) name.add(" capped");
+  if (c.in_pairs) name.add(" in pairs");
+  if (c.persistent) name.add(" persistent");
   return name;
 }
 

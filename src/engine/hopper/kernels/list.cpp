@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/hopper/config/config_text.h"
+#include "engine/hopper/kernels/backward.h"
 #include "engine/hopper/kernels/forward.h"
 #include "engine/hopper/kernels/headers_of.h"
 #include "engine/hopper/kernels/kernel_name.h"
@@ -14,23 +15,24 @@ namespace {
 
 using Line = FixedText<512>;
 
-// Of rows with the same parts, which differ in sizes alone, the first one.
-constexpr bool is_sample(size_t row) {
-  for (size_t i = 0; i < row; ++i) {
-    const Kernel &a = kForward[i].kernel, &b = kForward[row].kernel;
-    if (kForward[i].built && a.operands == b.operands && a.tiles == b.tiles && a.sum == b.sum &&
-        a.weights == b.weights) {
-      return false;
-    }
-  }
-  return true;
+constexpr bool have_same_parts(const Kernel& a, const Kernel& b) {
+  return a.operands == b.operands && a.tiles == b.tiles && a.sum == b.sum && a.weights == b.weights;
+}
+constexpr bool have_same_parts(const BackwardConfig& a, const BackwardConfig& b) {
+  return a.variant == b.variant && a.dropout == b.dropout && a.block_mask == b.block_mask &&
+         a.wide == b.wide && is_for_some_dense_calls(a) == is_for_some_dense_calls(b);
 }
 
-constexpr Line line_of(size_t row) {
-  const Kernel kernel = kernel_of(kForward[row], Element::kBf16);
+template <const auto& kRows>
+constexpr Line line_of(std::string_view pass, size_t row) {
+  const auto kernel = kernel_of(kRows[row], Element::kBf16);
+  // Of rows that differ in sizes alone, the first one.
+  const bool is_sample = std::none_of(kRows.begin(), kRows.begin() + row, [&](const auto& other) {
+    return other.built && have_same_parts(other.kernel, kernel);
+  });
   Line line;
-  line.add("fa3 kernel forward ").add(int64_t(row)).add(is_sample(row) ? " sample" : " other");
-  line.add(" \"").add(name_of(kernel).view()).add("\" ");
+  line.add("fa3 kernel ").add(pass).add(" ").add(int64_t(row));
+  line.add(is_sample ? " sample \"" : " other \"").add(name_of(kernel).view()).add("\" ");
   cuda::for_each_number(kernel, [&](int64_t number) { line.add(number).add(","); });
   for (const std::string_view header : headers_of(kernel)) {
     if (!header.empty()) line.add(" ").add(header);
@@ -38,33 +40,43 @@ constexpr Line line_of(size_t row) {
   return line;
 }
 
-constexpr size_t kNumBuilt = size_t(std::ranges::count_if(kForward, &Row::built));
+template <class Names>
+constexpr bool are_unique(const Names& names) {
+  for (auto name = names.begin(); name != names.end(); ++name) {
+    const auto is_same = [&](const KernelName& other) { return other.view() == name->view(); };
+    if (std::any_of(names.begin(), name, is_same)) return false;
+  }
+  return true;
+}
 
 // Of each built row what of(row) says.
-template <class Of>
+template <const auto& kRows, class Of>
 constexpr auto of_built_rows(const Of& of) {
-  std::array<decltype(of(size_t{})), kNumBuilt> all;
+  const auto is_built = [](const auto& row) { return row.built; };
+  std::array<decltype(of(size_t{})), size_t(std::ranges::count_if(kRows, is_built))> all;
   auto end = all.begin();
-  for (size_t row = 0; row < kForward.size(); ++row) {
-    if (kForward[row].built) *end++ = of(row);
+  for (size_t row = 0; row < kRows.size(); ++row) {
+    if (kRows[row].built) *end++ = of(row);
   }
   return all;
 }
 
-constexpr auto kNames = of_built_rows([](size_t row) { return name_of(kForward[row].kernel); });
-static_assert(
-    [] {
-      for (auto name = kNames.begin(); name != kNames.end(); ++name) {
-        const auto is_same = [&](const KernelName& other) { return other.view() == name->view(); };
-        if (std::any_of(kNames.begin(), name, is_same)) return false;
-      }
-      return true;
-    }(),
-    "two kernels with one name");
+template <const auto& kRows>
+constexpr auto lines_of(std::string_view pass) {
+  static_assert(
+      are_unique(of_built_rows<kRows>([](size_t row) { return name_of(kRows[row].kernel); })),
+      "two kernels with one name");
+  return of_built_rows<kRows>([=](size_t row) { return line_of<kRows>(pass, row); });
+}
+
+using ForwardLines = decltype(lines_of<kForward>(""));
+using BackwardLines = decltype(lines_of<kBackward>(""));
 
 }  // namespace
 
-extern const std::array<Line, kNumBuilt> kKernelLines;
-constinit const std::array<Line, kNumBuilt> kKernelLines = of_built_rows(line_of);
+extern const ForwardLines kForwardLines;
+extern const BackwardLines kBackwardLines;
+constinit const ForwardLines kForwardLines = lines_of<kForward>("forward");
+constinit const BackwardLines kBackwardLines = lines_of<kBackward>("backward");
 
 }  // namespace fa3::hopper

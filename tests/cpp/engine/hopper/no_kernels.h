@@ -6,10 +6,6 @@
 
 #include "engine/hopper/instances/backward_entry.h"
 #include "engine/hopper/instances/forward_entry.h"
-#include "engine/hopper/tables/dense_backward_table.h"
-#include "engine/hopper/tables/dropout_backward_table.h"
-#include "engine/hopper/tables/mask_backward_table.h"
-#include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
 
@@ -49,31 +45,9 @@ BackwardKernel no_backward_kernel() {
   return kernel;
 }
 
-template <int Row, Element E, Variant V>
+template <int Row, Element E>
 BackwardKernel backward_entry() {
-  return no_backward_kernel<kBackwardTable[Row].config.with(E, V)>();
-}
-
-template <int Row, Element E, Variant V>
-BackwardKernel mask_backward_entry() {
-  return no_backward_kernel<kMaskBackwardTable[Row].config.with(E, V)>();
-}
-
-template <int Row, Element E>
-BackwardKernel wide_backward_entry() {
-  constexpr BackwardConfig kConfig = kWideBackwardTable[Row].config;
-  return no_backward_kernel<kConfig.with(E, kConfig.variant)>();
-}
-
-template <int Row, Element E>
-BackwardKernel dense_backward_entry() {
-  return no_backward_kernel<kDenseBackwardTable[Row].config.with(E, Variant::kDense)>();
-}
-
-template <int Row, Element E>
-BackwardKernel dropout_backward_entry() {
-  constexpr BackwardConfig kConfig = kDropoutBackwardTable[Row].config;
-  return no_backward_kernel<kConfig.with(E, kConfig.variant)>();
+  return no_backward_kernel<kernel_of(kBackward[Row], E)>();
 }
 
 }  // namespace fa3::hopper

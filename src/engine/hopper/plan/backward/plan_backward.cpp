@@ -2,7 +2,6 @@
 #include "engine/hopper/plan/backward/plan_backward.h"
 
 #include <algorithm>
-#include <array>
 #include <span>
 
 #include "core/ceil_div.h"
@@ -18,10 +17,6 @@
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/plan/plan_forward.h"
-#include "engine/hopper/tables/dense_backward_table.h"
-#include "engine/hopper/tables/dropout_backward_table.h"
-#include "engine/hopper/tables/mask_backward_table.h"
-#include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -91,73 +86,42 @@ bool has_wide_keys(const BackwardProblem& p) {
   return p.dk.dtype != p.dtype;
 }
 
-// Where gradients of keys have 16 bits. Score functions are compiled for rows of kBackwardTable.
-int select_dense_row(const BackwardProblem& p, Variant variant) {
-  const bool is_plain =
-      variant == Variant::kDense && !p.block_mask.on && !p.dropout.on() && p.score == nullptr;
-  if (!is_plain) return kNoBackwardKernel;
-  return select_dense_backward_kernel(
-      p.head_dim, p.head_dim_v,
-      {.queries = p.lengths_q.max,
-       .keys = p.lengths_k.max,
-       .group = p.heads_k > 0 ? p.group() : 1,
-       .key_heads = capped_product(p.batch, p.heads_k),
-       .is_causal = narrow_mask(p).right != MaskRuleOf<int>::kUnbounded,
-       .deterministic = p.deterministic});
+// Score functions are compiled for rows of all calls.
+std::optional<DenseCall> dense_call(const BackwardProblem& p, Variant variant) {
+  const bool is_plain = variant == Variant::kDense && !p.block_mask.on && !p.dropout.on() &&
+                        p.score == nullptr && !has_wide_keys(p);
+  if (!is_plain) return {};
+  return DenseCall{.queries = p.lengths_q.max,
+                   .keys = p.lengths_k.max,
+                   .group = p.heads_k > 0 ? p.group() : 1,
+                   .key_heads = capped_product(p.batch, p.heads_k),
+                   .is_causal = narrow_mask(p).right != MaskRuleOf<int>::kUnbounded,
+                   .deterministic = p.deterministic};
 }
 
-// Where a problem's kernels come from: a row of one of the tables.
-struct TableRow {
-  const BackwardInstance* instance = nullptr;  // null: no table has one
-  int row = kNoBackwardKernel;
-  BackwardKernel (*kernel_at)(int row, Element element, Variant variant) = nullptr;
-
-  template <size_t Rows>
-  static TableRow of(const std::array<BackwardInstance, Rows>& table, int row,
-                     BackwardKernel (*kernel_at)(int, Element, Variant)) {
-    if (row == kNoBackwardKernel) return {};
-    return {&table[size_t(row)], row, kernel_at};
-  }
-  BackwardKernel kernel(Element element, Variant variant) const {
-    return kernel_at(row, element, variant);
-  }
-};
-
-TableRow select_row(const BackwardProblem& p, Variant variant) {
-  if (has_wide_keys(p)) {
-    return TableRow::of(
-        kWideBackwardTable, select_wide_backward_kernel(p.head_dim, p.head_dim_v, variant),
-        [](int row, Element e, Variant) { return wide_backward_kernel_at(row, e); });
-  }
-  if (const int row = select_dense_row(p, variant); row != kNoBackwardKernel) {
-    return TableRow::of(kDenseBackwardTable, row, [](int row, Element e, Variant) {
-      return dense_backward_kernel_at(row, e);
-    });
-  }
-  if (p.block_mask.on) {
-    return TableRow::of(kMaskBackwardTable, select_mask_backward_kernel(p.head_dim, p.head_dim_v),
-                        &mask_backward_kernel_at);
-  }
-  if (!p.dropout.on()) {
-    return TableRow::of(kBackwardTable, select_backward_kernel(p.head_dim, p.head_dim_v),
-                        &backward_kernel_at);
-  }
-  const auto of_dropout = [&](Variant v) {
-    return select_dropout_backward_kernel(p.head_dim, p.head_dim_v, v);
-  };
-  const int row = of_dropout(variant);
-  const bool needs_general = row == kNoBackwardKernel && variant == Variant::kDense;
-  return TableRow::of(
-      kDropoutBackwardTable, needs_general ? of_dropout(Variant::kGeneral) : row,
-      [](int row, Element e, Variant) { return dropout_backward_kernel_at(row, e); });
+const BackwardRow* select_row(const BackwardProblem& p, Variant variant) {
+  return select_backward({.head_dim = p.head_dim,
+                          .head_dim_v = p.head_dim_v,
+                          .variant = variant,
+                          .dropout = p.dropout.on(),
+                          .block_mask = p.block_mask.on,
+                          .wide = has_wide_keys(p),
+                          .dense = dense_call(p, variant)});
 }
 
-// A kernel that keeps slopes and walks lists. Its main ones are compiled for the call; rows go
-// through those of a softcap's, whose steps are as long.
-BackwardKernel listed_slopes_kernel(const BackwardConfig& row, Element element) {
-  const BackwardConfig config = row.with(element, Variant::kCapped);
-  const int of_rows = select_backward_kernel(config.head_dim, config.head_dim_v);
-  BackwardKernel kernel = backward_kernel_at(of_rows, element, Variant::kCapped);
+const BackwardRow* select_wide_row(const BackwardProblem& p) {
+  return select_backward({.head_dim = p.head_dim,
+                          .head_dim_v = p.head_dim_v,
+                          .variant = Variant::kGeneral,
+                          .wide = true});
+}
+
+// A row that is compiled at run time keeps slopes and walks lists. Rows go through the kernels of a
+// softcap's, whose steps are as long.
+BackwardKernel listed_slopes_kernel(const BackwardConfig& config) {
+  const BackwardRow* const of_rows = select_backward(
+      {.head_dim = config.head_dim, .head_dim_v = config.head_dim_v, .variant = Variant::kCapped});
+  BackwardKernel kernel = backward_kernel_at(*of_rows, config.element);
   kernel.config = config;
   kernel.main = kernel.main_deterministic = nullptr;
   kernel.smem_bytes = kMaxSmemBytes;
@@ -165,24 +129,22 @@ BackwardKernel listed_slopes_kernel(const BackwardConfig& row, Element element) 
 }
 
 BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
-  const TableRow row = select_row(p, variant);
+  const BackwardRow& row = *select_row(p, variant);
   const Element element = element_of(p.dtype);
-  if (p.block_mask.on && variant == Variant::kCapped) {
-    return listed_slopes_kernel(row.instance->config, element);
-  }
-  BackwardKernel kernel = row.kernel(element, variant);
+  if (!row.built) return listed_slopes_kernel(kernel_of(row, element));
+  BackwardKernel kernel = backward_kernel_at(row, element);
   if (p.score != nullptr) kernel.config.persistent = false;  // compiled for key blocks one by one
   return kernel;
 }
 
-// Main and postprocess kernels, of which one may be of another table, have one layout of dQ's sums:
-// that of the table with fewer tiles.
+// Main and postprocess kernels, of which one may be for float32, have one layout of dQ's sums: that
+// of the tiles that there are for float32.
 BackwardProblem as_tiled(const BackwardProblem& p) {
   BackwardProblem tiled = p;
   if (!p.has_wide_gradients()) return tiled;
-  const int row = select_wide_backward_kernel(p.head_dim, p.head_dim_v, Variant::kGeneral);
-  tiled.head_dim = kWideBackwardTable[size_t(row)].config.head_dim;
-  tiled.head_dim_v = kWideBackwardTable[size_t(row)].config.head_dim_v;
+  const BackwardConfig& c = select_wide_row(p)->kernel;
+  tiled.head_dim = c.head_dim;
+  tiled.head_dim_v = c.head_dim_v;
   return tiled;
 }
 
@@ -205,8 +167,7 @@ BackwardKernel kernel_of(const BackwardProblem& p) {
 // postprocess kernels, which write those of queries.
 Status check_wide_gradients(const BackwardProblem& p) {
   if (!p.has_wide_gradients()) return {};
-  const bool has_rows =
-      select_wide_backward_kernel(p.head_dim, p.head_dim_v, Variant::kGeneral) != kNoBackwardKernel;
+  const bool has_rows = select_wide_row(p) != nullptr;
   const bool has_others =
       p.softcap != 0.0f || p.dropout.on() || p.block_mask.on || p.score != nullptr;
   if (p.dk.dtype == p.dv.dtype && has_rows && !has_others) return {};
@@ -234,38 +195,6 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
 
 }  // namespace
 
-int select_backward_kernel(int64_t head_dim, int64_t head_dim_v) {
-  for (int row = 0; row < int(kBackwardTable.size()); ++row) {
-    const BackwardConfig& c = kBackwardTable[row].config;
-    if (c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
-  }
-  return kNoBackwardKernel;
-}
-
-int select_mask_backward_kernel(int64_t head_dim, int64_t head_dim_v) {
-  for (int row = 0; row < int(kMaskBackwardTable.size()); ++row) {
-    const BackwardConfig& c = kMaskBackwardTable[row].config;
-    if (c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
-  }
-  return kNoBackwardKernel;
-}
-
-int select_wide_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant) {
-  for (int row = 0; row < int(kWideBackwardTable.size()); ++row) {
-    const BackwardConfig& c = kWideBackwardTable[row].config;
-    if (c.variant == variant && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
-  }
-  return kNoBackwardKernel;
-}
-
-int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant) {
-  for (int row = 0; row < int(kDropoutBackwardTable.size()); ++row) {
-    const BackwardConfig& c = kDropoutBackwardTable[row].config;
-    if (c.variant == variant && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
-  }
-  return kNoBackwardKernel;
-}
-
 namespace {
 
 // Under a causal mask both key blocks of a pair would go through the steps of the first, which
@@ -287,16 +216,21 @@ bool suits_persistent(const BackwardConfig& c, const DenseCall& call) {
 
 }  // namespace
 
-int select_dense_backward_kernel(int64_t head_dim, int64_t head_dim_v, const DenseCall& call) {
-  const int tiled = select_backward_kernel(head_dim, head_dim_v);
-  if (tiled == kNoBackwardKernel) return kNoBackwardKernel;
-  const BackwardConfig& plain = kBackwardTable[tiled].config;
-  for (int row = 0; row < int(kDenseBackwardTable.size()); ++row) {
-    const BackwardConfig& c = kDenseBackwardTable[row].config;
-    if (c.head_dim != plain.head_dim || c.head_dim_v != plain.head_dim_v) continue;
-    if (c.persistent ? suits_persistent(c, call) : suits_pairs(c, call)) return row;
-  }
-  return kNoBackwardKernel;
+const BackwardRow* select_backward(const BackwardWants& wants) {
+  const auto serves = [&](const BackwardConfig& c) {
+    const bool knows = c.variant == wants.variant ||
+                       (c.variant == Variant::kGeneral && wants.variant == Variant::kDense);
+    return knows && c.head_dim >= wants.head_dim && c.head_dim_v >= wants.head_dim_v &&
+           c.dropout == wants.dropout && c.block_mask == wants.block_mask && c.wide == wants.wide;
+  };
+  const auto suits = [&](const BackwardConfig& c) {
+    if (!is_for_some_dense_calls(c)) return true;
+    return wants.dense &&
+           (c.persistent ? suits_persistent(c, *wants.dense) : suits_pairs(c, *wants.dense));
+  };
+  const auto row = std::ranges::find_if(
+      kBackward, [&](const BackwardRow& row) { return serves(row.kernel) && suits(row.kernel); });
+  return row == kBackward.end() ? nullptr : &*row;
 }
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
@@ -316,8 +250,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   const BackwardProblem tiled = as_tiled(problem);
   const Variant variant = main_variant(tiled);
-  const TableRow row = select_row(tiled, variant);
-  if (row.instance == nullptr) {
+  const BackwardRow* const row = select_row(tiled, variant);
+  if (row == nullptr) {
     return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
                        problem.head_dim_v, "; the largest have 256 and 256");
   }
@@ -348,7 +282,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
                c.dropout ? " dropout" : "", c.wide ? " float32" : "", c.in_pairs ? " in pairs" : "",
                c.persistent ? " persistent" : "", call.deterministic ? " deterministic" : "",
                problem.score ? " with a score function" : "");
-    plan->why = reasons(decided, row.instance->why);
+    plan->why = reasons(decided, row->why);
   }
   return {};
 }

@@ -5,27 +5,15 @@
 
 #include <fa3/status.h>
 
+#include <optional>
+
 #include "core/plan.h"
 #include "core/problem.h"
-#include "engine/hopper/config/sm90.h"
+#include "engine/hopper/kernels/backward.h"
 
 namespace fa3::hopper {
 
-constexpr int kNoBackwardKernel = -1;
-
-// The row of kBackwardTable for head dims, or kNoBackwardKernel.
-int select_backward_kernel(int64_t head_dim, int64_t head_dim_v);
-
-// The same of kMaskBackwardTable.
-int select_mask_backward_kernel(int64_t head_dim, int64_t head_dim_v);
-
-// The same of kWideBackwardTable, among those of a variant.
-int select_wide_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant);
-
-// The same of kDropoutBackwardTable.
-int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant);
-
-// What rows of kDenseBackwardTable ask of a call.
+// Of a dense call, what rows for some of these ask.
 struct DenseCall {
   int64_t queries = 0;
   int64_t keys = 0;
@@ -35,9 +23,18 @@ struct DenseCall {
   bool deterministic = false;
 };
 
-// The same of kDenseBackwardTable: a row for the head dims that is faster than that of
-// kBackwardTable.
-int select_dense_backward_kernel(int64_t head_dim, int64_t head_dim_v, const DenseCall& call);
+// What the choice of a backward kernel depends on.
+struct BackwardWants {
+  int64_t head_dim = 0, head_dim_v = 0;
+  Variant variant = Variant::kDense;
+  bool dropout = false;
+  bool block_mask = false;
+  bool wide = false;                    // gradients of keys, or those of queries, in float32
+  std::optional<DenseCall> dense = {};  // none: the call is for no row of some dense calls
+};
+
+// The first row of kBackward that does it, or null.
+const BackwardRow* select_backward(const BackwardWants& wants);
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan);
 

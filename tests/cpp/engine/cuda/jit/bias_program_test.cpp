@@ -7,8 +7,6 @@
 #include "engine/hopper/config/config_text.h"
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/launch/score_program.h"
-#include "engine/hopper/tables/backward_table.h"
-#include "engine/hopper/tables/mask_backward_table.h"
 
 namespace fa3 {
 namespace {
@@ -55,10 +53,10 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
   };
   const auto dense = [](const auto& row) {
-    return row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+    return row.kernel.with(hopper::Element::kBf16, hopper::Variant::kDense);
   };
   const auto general = [](const auto& row, hopper::Element element) {
-    return row.config.with(element, hopper::Variant::kGeneral);
+    return row.kernel.with(element, hopper::Variant::kGeneral);
   };
   for (const auto& kernel : scored_kernels(Scored::kAny)) {
     EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.shape.block_n != 80)
@@ -67,8 +65,8 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
   for (const auto& kernel : scored_kernels(Scored::kListed, hopper::Tiles::kListed)) {
     EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.shape.head_dim == 64);
   }
-  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
-    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.head_dim <= 128);
+  for (const hopper::BackwardRow& row : hopper::kBackwardTiles) {
+    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.kernel.head_dim <= 128);
   }
   const auto compiles_if_tiles = [&](const auto& kernels) {
     for (const auto& kernel : tried_rows(kernels)) {
@@ -85,17 +83,17 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     compiles(kernel);
   }
   compiles_if_tiles(scored_kernels(Scored::kListed, hopper::Tiles::kListed));
-  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
-    if (row.config.head_dim != 128 && (is_quick() || row.config.head_dim > 128)) continue;
+  for (const hopper::BackwardRow& row : hopper::kBackwardTiles) {
+    if (row.kernel.head_dim != 128 && (is_quick() || row.kernel.head_dim > 128)) continue;
     compiles(dense(row));
     if (is_quick()) continue;
     compiles(dense(row).deterministic());
     compiles(general(row, hopper::Element::kFp16));
   }
-  compiles(dense(hopper::kMaskBackwardTable.front()));
-  if (!is_quick()) compiles(dense(hopper::kMaskBackwardTable.back()));
+  compiles(dense(hopper::kListedBackwardTiles.front()));
+  if (!is_quick()) compiles(dense(hopper::kListedBackwardTiles.back()));
   score.slope = "return 0.5f * score;";
-  compiles(hopper::kBackwardTable[0].config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
+  compiles(hopper::kBackwardTiles[0].kernel.with(hopper::Element::kBf16, hopper::Variant::kCapped));
 }
 
 TEST_F(ScoreProgram, BeginsWithWhatTheFunctionAdds) {
@@ -227,8 +225,8 @@ TEST_F(ScoreProgram, StoresTheGradientOfScores) {
   cuda::ScoreTraits stores = adds;
   stores.stores_gradient = true;
   for (const auto* row :
-       {&hopper::kBackwardTable[0], &hopper::kBackwardTable[2], &hopper::kMaskBackwardTable[0]}) {
-    const auto config = row->config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+       {&hopper::kBackwardTiles[0], &hopper::kBackwardTiles[2], &hopper::kListedBackwardTiles[0]}) {
+    const auto config = row->kernel.with(hopper::Element::kBf16, hopper::Variant::kDense);
     score.element.stores_gradient = 1;
     bias.gradient = nullptr;
     EXPECT_EQ(told(config), line_of("Bfloat", adds));

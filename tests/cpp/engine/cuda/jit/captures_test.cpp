@@ -13,8 +13,6 @@
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/launch/score_program.h"
 #include "engine/hopper/plan/select/choose_together.h"
-#include "engine/hopper/tables/backward_table.h"
-#include "engine/hopper/tables/mask_backward_table.h"
 
 namespace fa3 {
 namespace {
@@ -78,9 +76,9 @@ TEST(ScoreKeys, TellProgramsApart) {
     for (const auto e : {hopper::Element::kBf16, hopper::Element::kFp16}) {
       for (const auto v : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
         for (const int captured : {hopper::kNoTile, 0}) {
-          const auto both = [&](const auto& row) { on_hopper(row.config.with(e, v), captured); };
-          std::ranges::for_each(hopper::kBackwardTable, both);
-          std::ranges::for_each(hopper::kMaskBackwardTable, both);
+          const auto both = [&](const auto& row) { on_hopper(row.kernel.with(e, v), captured); };
+          std::ranges::for_each(hopper::kBackwardTiles, both);
+          std::ranges::for_each(hopper::kListedBackwardTiles, both);
         }
       }
       for (const hopper::Row& row : hopper::kForward) {

@@ -14,8 +14,6 @@
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/config/config_text.h"
 #include "engine/hopper/launch/score_program.h"
-#include "engine/hopper/tables/backward_table.h"
-#include "engine/hopper/tables/mask_backward_table.h"
 
 namespace fa3 {
 namespace {
@@ -95,25 +93,25 @@ TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
     EXPECT_EQ(code.substr(1, 3), "ELF");
   };
-  for (const hopper::BackwardInstance& row : tried_rows(hopper::kBackwardTable)) {
-    const auto config = row.config.with(hopper::Element::kFp16, hopper::Variant::kDense);
+  for (const hopper::BackwardRow& row : tried_rows(hopper::kBackwardTiles)) {
+    const auto config = row.kernel.with(hopper::Element::kFp16, hopper::Variant::kDense);
     compiles(config);
-    if (is_quick() || row.config.head_dim != 128) continue;  // minutes otherwise
+    if (is_quick() || row.kernel.head_dim != 128) continue;  // minutes otherwise
     compiles(config.deterministic());
     compiles(config.with_step_splits());
-    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
+    compiles(row.kernel.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
   }
   score.slope = "return 0.5f * score;";
-  for (const hopper::BackwardInstance& row : tried_rows(hopper::kBackwardTable)) {
-    if (row.config.splits_dkv()) score.gradients = nullptr;
-    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
+  for (const hopper::BackwardRow& row : tried_rows(hopper::kBackwardTiles)) {
+    if (row.kernel.splits_dkv()) score.gradients = nullptr;
+    compiles(row.kernel.with(hopper::Element::kBf16, hopper::Variant::kCapped));
   }
 }
 
 TEST_F(ScoreProgram, KeepsScoresThatGradientsUse) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score * load<float, 0>(h) + load<Bfloat, 1>(q_idx);");
-  const auto config = hopper::kBackwardTable[0].config.with(hopper::Element::kBf16,  //
+  const auto config = hopper::kBackwardTiles[0].kernel.with(hopper::Element::kBf16,  //
                                                             hopper::Variant::kCapped);
   const auto keeps = [&](const char* gradients, int use_score) {
     score.gradients = gradients;
@@ -140,13 +138,13 @@ TEST_F(ScoreProgram, KeepsScoresThatGradientsUse) {
     const Status status = cuda::find_code(hopper::score_program(score, kept), nullptr, &code);
     EXPECT_TRUE(status.ok()) << columns_of(kept) << ": " << status.message();
   };
-  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
-    if (row.config.splits_dkv()) continue;
-    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
+  for (const hopper::BackwardRow& row : hopper::kBackwardTiles) {
+    if (row.kernel.splits_dkv()) continue;
+    compiles(row.kernel.with(hopper::Element::kBf16, hopper::Variant::kCapped));
     if (is_quick()) break;
   }
-  compiles(hopper::kMaskBackwardTable[0].config.with(hopper::Element::kFp16,  //
-                                                     hopper::Variant::kCapped));
+  compiles(hopper::kListedBackwardTiles[0].kernel.with(hopper::Element::kFp16,  //
+                                                       hopper::Variant::kCapped));
 }
 
 TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
@@ -161,16 +159,16 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
     compiles(kernel);
   if (!is_quick()) compiles(scored_kernels(Scored::kListed, hopper::Tiles::kListedVarlen).front());
   score.gradients = "add<0>(gradient, h, q_idx);";
-  for (const hopper::BackwardInstance& row : tried_rows(hopper::kMaskBackwardTable)) {
-    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+  for (const hopper::BackwardRow& row : tried_rows(hopper::kListedBackwardTiles)) {
+    const auto config = row.kernel.with(hopper::Element::kBf16, hopper::Variant::kDense);
     compiles(config);
     if (!is_quick()) compiles(config.deterministic());
   }
-  compiles(hopper::kMaskBackwardTable[0].config.with(hopper::Element::kBf16,  //
-                                                     hopper::Variant::kGeneral));
+  compiles(hopper::kListedBackwardTiles[0].kernel.with(hopper::Element::kBf16,  //
+                                                       hopper::Variant::kGeneral));
   score.slope = "return 0.5f * score;";
-  for (const hopper::BackwardInstance& row : tried_rows(hopper::kMaskBackwardTable)) {
-    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped);
+  for (const hopper::BackwardRow& row : tried_rows(hopper::kListedBackwardTiles)) {
+    const auto config = row.kernel.with(hopper::Element::kBf16, hopper::Variant::kCapped);
     EXPECT_TRUE(config.keeps_p() && config.helpers && !config.general());
     compiles(config);
     if (!is_quick()) compiles(config.deterministic());

@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "backward/backward_run.h"
-#include "engine/hopper/tables/dense_backward_table.h"
+#include "engine/hopper/catalogue.h"
 #include "many_orders.h"
 
 namespace fa3::hopper {
 namespace {
 
-constexpr BackwardConfig kOne = kBackwardTable[2].config, kPair = kBackwardTable.back().config,
-                         kSplit = kBackwardTable[kBackwardTable.size() - 2].config,
-                         kNarrowPair = kDenseBackwardTable.back().config,
-                         kPersistent = kDenseBackwardTable.front().config;
+constexpr BackwardConfig kOne = kBackwardTiles[2].kernel, kPair = kBackwardTiles.back().kernel,
+                         kSplit = kBackwardTiles[kBackwardTiles.size() - 2].kernel,
+                         kNarrowPair = kRowsForSomeDenseCalls.back().kernel,
+                         kPersistent = kRowsForSomeDenseCalls.front().kernel;
 static_assert(!kOne.splits_dkv() && !kOne.pairs() && kSplit.splits_dkv() && !kSplit.pairs());
 static_assert(kPair.p_lies_in_ds() && kNarrowPair.d_o_goes_with_ds());
 

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "engine/hopper/tables/backward_table.h"
+#include "engine/hopper/catalogue.h"
 #include "engine/hopper/tile/stored_matrix.h"
 
 namespace fa3::hopper {
@@ -54,8 +54,8 @@ TEST(StoredMatrix, dk_and_dv_lie_as_their_tile_says) {
 }
 
 TEST(StoredMatrix, ds_lies_transposed_queries_by_keys) {
-  for (const BackwardInstance& compiled : kBackwardTable) {
-    const BackwardConfig& c = compiled.config;
+  for (const BackwardRow& compiled : kBackwardTiles) {
+    const BackwardConfig& c = compiled.kernel;
     const TileLayout layout = c.ds_tile();
     for (int warpgroup = 0; warpgroup < c.key_warpgroups(); ++warpgroup) {
       const int first_key = warpgroup * kRowsPerWarpgroup;
@@ -123,8 +123,8 @@ void expect_mn_major(TileLayout t, int first, int columns) {
 }
 
 TEST(BackwardProducts, read_the_elements_they_are_about) {
-  for (const BackwardInstance& compiled : kBackwardTable) {
-    const BackwardConfig& c = compiled.config;
+  for (const BackwardRow& compiled : kBackwardTiles) {
+    const BackwardConfig& c = compiled.kernel;
     for (int w = 0; w < c.key_warpgroups(); ++w) {
       expect_k_major(c.k_tile(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // S = K Q^T
       expect_k_major(c.v_tile(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // dP = V dO^T
@@ -145,8 +145,8 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
 // tile, slab by slab as in the whole one.
 TEST(BackwardProducts, parts_of_tiles_lie_as_tiles_of_their_own) {
   int pairs = 0;
-  for (const BackwardInstance& compiled : kBackwardTable) {
-    const BackwardConfig& c = compiled.config;
+  for (const BackwardRow& compiled : kBackwardTiles) {
+    const BackwardConfig& c = compiled.kernel;
     const auto expect_parts = [](TileLayout whole, int parts) {
       const TileLayout part{whole.rows, whole.columns / parts};
       for (int row = 0; row < whole.rows; ++row) {
@@ -172,8 +172,8 @@ TEST(BackwardProducts, parts_of_tiles_lie_as_tiles_of_their_own) {
 // Where a thread adds each element (a float of the block), and which row and column that is.
 TEST(AccumLayout, rows_come_out_where_their_products_went_in) {
   std::vector<AccumLayout> all;
-  for (const BackwardInstance& compiled : kBackwardTable) {
-    const BackwardConfig& c = compiled.config;
+  for (const BackwardRow& compiled : kBackwardTiles) {
+    const BackwardConfig& c = compiled.kernel;
     for (const AccumLayout& parts : {c.dq_accum(), c.dk_accum(), c.dv_accum()})
       all.push_back(parts);
   }

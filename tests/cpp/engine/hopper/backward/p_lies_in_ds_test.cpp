@@ -6,7 +6,7 @@
 #include <set>
 
 #include "engine/hopper/backward/backward_kernel.cuh"
-#include "engine/hopper/tables/backward_table.h"
+#include "engine/hopper/catalogue.h"
 
 namespace fa3::hopper {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 // P first lies where dS will: each warp's in the bytes of its own dS, for warps do not wait for
 // each other between the two (Buffer::strips).
 TEST(BackwardProtocol, of_a_pair_P_of_a_warp_lies_where_its_dS_will) {
-  constexpr BackwardConfig kConfig = kBackwardTable.back().config;
+  constexpr BackwardConfig kConfig = kBackwardTiles.back().kernel;
   static_assert(kConfig.pairs());
   constexpr tile::TileLayout kDs = kConfig.ds_tile();
   constexpr int kChunk = tile::kChunkBytes, kSteps = kConfig.block_m / kRowsPerWarp;

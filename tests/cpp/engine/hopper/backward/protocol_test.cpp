@@ -8,10 +8,7 @@
 #include <span>
 
 #include "backward/backward_run.h"
-#include "engine/hopper/tables/dense_backward_table.h"
-#include "engine/hopper/tables/dropout_backward_table.h"
-#include "engine/hopper/tables/mask_backward_table.h"
-#include "engine/hopper/tables/wide_backward_table.h"
+#include "engine/hopper/catalogue.h"
 #include "launch/table_rows.h"
 #include "many_orders.h"
 
@@ -94,22 +91,17 @@ void all_work_is_done_once(std::span<const CallShape> shapes, bool deterministic
 // Calls check.operator()<C>() for every row's kernel of a variant.
 template <Variant V, class Check>
 void for_every_row(const Check& check) {
-  for_rows_of<kBackwardTable>(
+  for_rows_of<kBackwardTiles>(
       [&]<BackwardConfig C>() { check.template operator()<C.with(Element::kBf16, V)>(); });
 }
 
 // With dropout P has a second form: in registers, and beyond 128 columns in shared memory.
 TEST(BackwardProtocol, dropout_is_worked_through_once_in_any_order) {
-  constexpr BackwardConfig kDense =
-      kDropoutBackwardTable.front().config.with(Element::kBf16, Variant::kDense);
-  constexpr BackwardConfig kCapped =
-      kDropoutBackwardTable.back().config.with(Element::kBf16, Variant::kCapped);
-  constexpr BackwardConfig kKeepsP =
-      kDropoutBackwardTable[5].config.with(Element::kBf16, Variant::kCapped);
-  constexpr BackwardConfig kGeneral =
-      kDropoutBackwardTable[2].config.with(Element::kBf16, Variant::kGeneral);
-  constexpr BackwardConfig kPair =
-      kDropoutBackwardTable[4].config.with(Element::kBf16, Variant::kGeneral);
+  constexpr BackwardConfig kDense = backward_kernel_named("d64/64 128x128 dropped");
+  constexpr BackwardConfig kCapped = backward_kernel_named("d256/256 64x64 dropped capped");
+  constexpr BackwardConfig kKeepsP = backward_kernel_named("d128/128 64x128 dropped capped");
+  constexpr BackwardConfig kGeneral = backward_kernel_named("d64/64 128x128 dropped varlen");
+  constexpr BackwardConfig kPair = backward_kernel_named("d256/256 64x64 dropped varlen");
   static_assert(kDense.signs_p() && kGeneral.signs_p() && kKeepsP.keeps_p());
   static_assert(kCapped.pairs() && kPair.pairs());
   all_work_is_done_once<kDense>(kShapes);
@@ -123,9 +115,8 @@ TEST(BackwardProtocol, dropout_is_worked_through_once_in_any_order) {
 
 // Gradients of keys in float32 leave by threads.
 TEST(BackwardProtocol, float32_gradients_are_stored_once_in_any_order) {
-  constexpr BackwardConfig kDense = kWideBackwardTable[1].config;
-  constexpr BackwardConfig kGeneral =
-      kWideBackwardTable[2].config.with(Element::kBf16, Variant::kGeneral);
+  constexpr BackwardConfig kDense = backward_kernel_named("d128/128 64x128 float32");
+  constexpr BackwardConfig kGeneral = backward_kernel_named("d64/64 128x128 float32 varlen");
   static_assert(kDense.wide && kGeneral.wide && kGeneral.general());
   all_work_is_done_once<kDense>(kShapes);
   all_work_is_done_once<kDense.deterministic()>(std::span(kShapes).first(3), true);
@@ -134,7 +125,7 @@ TEST(BackwardProtocol, float32_gradients_are_stored_once_in_any_order) {
 }
 
 TEST(BackwardProtocol, block_masks_are_worked_through_once_in_any_order) {
-  for_rows_of<kMaskBackwardTable>([]<BackwardConfig C>() {
+  for_rows_of<kListedBackwardTiles>([]<BackwardConfig C>() {
     all_work_is_done_once<C>(kListed);
     all_work_is_done_once<C.deterministic()>(kListed, true);
     constexpr BackwardConfig kGeneral = C.with(Element::kBf16, Variant::kGeneral);
@@ -203,7 +194,7 @@ TEST(BackwardProtocol, deterministic_calls_add_to_dq_in_one_order) {
 // Calls that no plan gives them, too: pairs under a causal mask and with an odd number of key
 // blocks, persistent CTAs with long key blocks.
 TEST(BackwardProtocol, kernels_for_some_dense_calls_do_all_work_once_in_any_order) {
-  for_rows_of<kDenseBackwardTable>([]<BackwardConfig C>() {
+  for_rows_of<kRowsForSomeDenseCalls>([]<BackwardConfig C>() {
     static_assert(C.persistent || (C.pairs() && !C.splits_dkv()));
     // Every key block of a persistent CTA has a step.
     all_work_is_done_once<C>(std::span(kShapes).first(C.persistent ? 4 : std::size(kShapes)));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tests of rows of the catalogue or of a table of kernels: typed ones, or a loop whose variable is
-// a constant.
+// Tests of rows of the catalogue: typed ones, or a loop whose variable is a constant.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,11 +33,11 @@ using RowsWith = decltype([]<size_t... I>(std::index_sequence<I...>) {
   return testing::Types<RowNumber<row_numbers<kHas>()[I]>...>{};
 }(std::make_index_sequence<row_numbers<kHas>().size()>()));
 
-// Calls check.operator()<C>() for the config of every row.
+// Calls check.operator()<C>() for the kernel of every row.
 template <const auto& Table, class Check>
 void for_rows_of(const Check& check) {
   const auto each = [&]<size_t... Row>(std::index_sequence<Row...>) {
-    (check.template operator()<Table[Row].config>(), ...);
+    (check.template operator()<Table[Row].kernel>(), ...);
   };
   each(std::make_index_sequence<Table.size()>());
 }

@@ -11,8 +11,9 @@ namespace fa3::hopper {
 // A kernel instance without functions.
 inline BackwardKernel kernel_for(int64_t head_dim, int64_t head_dim_v,
                                  Variant v = Variant::kDense) {
-  const auto row = size_t(select_backward_kernel(head_dim, head_dim_v));
-  BackwardKernel kernel{.config = kBackwardTable[row].config.with(Element::kBf16, v)};
+  const BackwardRow* const row =
+      select_backward({.head_dim = head_dim, .head_dim_v = head_dim_v, .variant = v});
+  BackwardKernel kernel{.config = row->kernel};
   if (kernel.config.can_split_steps()) kernel.splits.config = kernel.config.with_step_splits();
   return kernel;
 }

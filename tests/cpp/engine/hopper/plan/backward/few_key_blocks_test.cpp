@@ -3,6 +3,7 @@
 // A last wave of few key blocks: who has one, that it and the others are all key blocks, and that
 // its plan is about the same memory.
 #include "engine/hopper/plan/backward/few_key_blocks.h"
+#include "engine/hopper/catalogue.h"
 
 #include <gtest/gtest.h>
 
@@ -11,15 +12,14 @@
 #include <tuple>
 
 #include "engine/hopper/plan/backward/backward_calls.h"
-#include "engine/hopper/tables/dense_backward_table.h"
 
 namespace fa3::hopper {
 namespace {
 
 BackwardKernel pairs_of_128() {
   BackwardKernel kernel = kernel_for(128);
-  const auto in_pairs = [](const BackwardInstance& row) { return row.config.in_pairs; };
-  kernel.config = std::ranges::find_if(kDenseBackwardTable, in_pairs)->config;
+  const auto in_pairs = [](const BackwardRow& row) { return row.kernel.in_pairs; };
+  kernel.config = std::ranges::find_if(kRowsForSomeDenseCalls, in_pairs)->kernel;
   return kernel;
 }
 
