@@ -31,9 +31,6 @@ def main(arguments=None):
         from fa3.commands import doctor
 
         doctor.print_facts()
-    if arguments in ([], ["-h"], ["--help"]):
-        print("fa3 plot draws the figures of the paper from the JSON lines of fa3 bench.")
-        print("fa3 adopt puts fa3 under the names of flash_attn, for programs that import these.")
     sys.stdout.flush()
     os.execv(COMMAND, [str(COMMAND), *arguments])
 

@@ -289,6 +289,18 @@ void add_fp8(CLI::App& app) {
   fp8->callback([flags] { run_fp8(*flags); });
 }
 
+// Commands that are written in Python. Typed without Python, the answer says where they are;
+// python/fa3/__main__.py takes them before this program sees them.
+void add_of_python(CLI::App& app, const std::string& name, const char* help) {
+  CLI::App* command = app.add_subcommand(name, help)->prefix_command();
+  command->group("Subcommands of the Python package")->set_help_flag();
+  command->callback([name] {
+    throw CommandError(kExitUnsupported, name + ": expected the Python package, got the command " +
+                                             "alone; install the package and run: python3 -m fa3 " +
+                                             name);
+  });
+}
+
 constexpr const char* kFooter = R"(
 Exit codes: 0 all is well; 1 a check failed or the work could not be finished;
             2 wrong arguments or files; 3 right, but not possible on this machine.
@@ -337,6 +349,8 @@ int parse_and_run(int argc, char** argv) {
   add_doctor(app);
   add_demo(app);
   add_fp8(app);
+  add_of_python(app, "plot", "figures from the JSON lines of fa3 bench");
+  add_of_python(app, "adopt", "fa3 under the names of flash_attn, for programs that import these");
   if (argc == 1) {
     std::cout << app.help();
     flush_stdout();

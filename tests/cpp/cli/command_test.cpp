@@ -168,13 +168,27 @@ TEST_F(Command, verify_leaves_nothing_out_on_the_cpu) {
 }
 
 TEST_F(Command, help_explains_with_examples) {
-  for (const std::string name : {"run", "verify", "bench", "info", "doctor", "demo"}) {
+  for (const std::string name : {"run", "verify", "bench", "info", "doctor", "demo", "fp8"}) {
     const Outcome outcome = start(name + " --help");
     EXPECT_EQ(outcome.code, kExitOk);
     EXPECT_NE(outcome.output.find("Example"), std::string::npos) << name;
     EXPECT_NE(outcome.output.find("fa3 " + name), std::string::npos) << name;
   }
   EXPECT_NE(start("--help").output.find("Exit codes"), std::string::npos);
+}
+
+TEST_F(Command, help_begins_with_title_and_usage_and_lists_every_subcommand) {
+  const std::string help = start("--help").output;
+  EXPECT_TRUE(help.starts_with("fa3: exact attention in O(N) memory\nUsage: fa3 ")) << help;
+  for (const std::string name :
+       {"run", "verify", "bench", "info", "doctor", "demo", "fp8", "plot", "adopt"}) {
+    EXPECT_NE(help.find("\n  " + name + " "), std::string::npos) << name;
+  }
+}
+
+TEST_F(Command, what_is_written_in_python_says_where_it_is) {
+  expect_refused("plot --help", kExitUnsupported, "python3 -m fa3 plot\n");
+  expect_refused("adopt --flash-attn", kExitUnsupported, "python3 -m fa3 adopt\n");
 }
 
 TEST_F(Command, bench_prints_only_json_with_every_key) {
