@@ -31,7 +31,7 @@ NVCC_ALONE = (
         for name in ("instructions", "cp_async", "smem", "disturb", "dynamic_smem")
     ),
 )
-# Of kernels that a score function is compiled into.
+# Headers of kernels that a score function is compiled into.
 WITH_SCORE_FUNCTION = (
     "src/engine/ampere/backward/function_block.cuh",
     "src/engine/ampere/forward/function_score.cuh",

@@ -60,7 +60,7 @@ class ExpectedMma:
 # consumers between tiles. The second are of quantized caches, whose producers also dequantize, by
 # head dim and rows.
 SPILLED = {(128, 128, 128): 21, (192, 128, 80): 1, (256, 64, 64): 2, (256, 128, 64): 6}
-# The same of kernels that decode.
+# Loads of spilled registers in kernels that decode.
 STREAM_K_SPILLED = {(128, 128, 128): 8, (256, 128, 64): 5}
 CACHE_SPILLED = {(256, 64): 7, (256, 128): 13}
 # Kernels with dropout for three warpgroups, by head dim.
@@ -80,7 +80,8 @@ E4M3_SPILLED = {
 }
 
 
-# The same of kernels that transpose values: of the warps that do, and of the one that loads.
+# Loads of spilled registers in kernels that transpose values: in the transposing warps and in the
+# warp that loads.
 TRANSPOSING_SPILLED = {128: 41, 256: 117}
 
 

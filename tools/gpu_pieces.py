@@ -17,7 +17,7 @@ PROGRAMS = tuple(
 )
 # Small shapes with tails on both sides: one launch under a sanitizer takes seconds.
 SANITIZED_CASES = "ragged"
-# The same for kernels that split every tile.
+# Small shapes for kernels that split every tile.
 SPLIT_CASES = "few_queries_tails"
 SPLIT_TABLES = ("stream_k", "decode")
 # The only ones of kernels with dropout and a softcap.

@@ -119,7 +119,7 @@ fa3_tensor unallocated_like(const fa3_tensor& tensor) {
   return result;
 }
 
-// The same of another shape.
+// Like unallocated_like(), with another shape.
 fa3_tensor unallocated(fa3_tensor tensor, std::initializer_list<int64_t> shape) {
   tensor.rank = static_cast<int32_t>(shape.size());
   std::copy(shape.begin(), shape.end(), tensor.shape);

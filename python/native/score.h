@@ -85,7 +85,7 @@ class ScoreFunction {
     for (int dim = tensor.rank - 1; dim >= 0; --dim) {
       const int64_t extent = to->shape[dim] = tensor.shape[dim];
       const int64_t stride = tensor.strides != nullptr ? tensor.strides[dim] : row_major;
-      // That of one element is never gone along, and may be larger than the library takes.
+      // The stride of an extent of 1 is never used, and may be larger than the library takes.
       to->stride[dim] = extent > 1 ? stride : 0;
       row_major *= extent;
     }

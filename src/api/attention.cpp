@@ -33,7 +33,7 @@ struct MemoryName {
 constexpr MemoryName kWorkspace{"workspace", "workspace_size"};
 constexpr MemoryName kListMemory{"memory", "block_lists_size"};
 
-// That much of the caller's memory, which is not 0.
+// Requests `bytes` (> 0) from the caller's memory.
 template <class Params>
 Status provide(const Params& params, int64_t bytes, Workspace workspace, void** memory,
                MemoryName is = kWorkspace) {

@@ -31,7 +31,7 @@ struct Operand {
   FA3_HD T* at(int64_t batch, int64_t row, int64_t head) const {
     return static_cast<T*>(data) + (batch * batch_stride + row * row_stride + head * head_stride);
   }
-  // The same without its type.
+  // Like at(), for an element type that is known at run time only.
   void* address(int64_t batch, int64_t row, int64_t head) const {
     const int64_t element = batch * batch_stride + row * row_stride + head * head_stride;
     return static_cast<char*>(data) + element * size_of(dtype);

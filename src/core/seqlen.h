@@ -51,8 +51,8 @@ struct Lengths {
     return rows;
   }
 
-  // The same for arrays that nobody has looked at: whatever they hold, the rows lie within the
-  // tensor, and no more than max are used.
+  // Like rows_of(), for arrays that nobody has checked: whatever they hold, the rows lie within
+  // the tensor, and at most max are used.
   FA3_HD constexpr Rows clamped_rows_of(int64_t batch) const {
     Rows rows = rows_of(batch);
     rows.begin = clamped(rows.begin, total);

@@ -57,7 +57,7 @@ struct Refusal {
   const Engine* engine;
   Status status;
 
-  // That the engine's device is missing is the better reason, which takes a while to find.
+  // A missing device is the better reason than `status`, but takes a while to find.
   std::string words(fa3_device_type memory) const {
     const bool may_be_missing = engine->memory == memory;
     const Availability found = may_be_missing ? probe(*engine) : Availability{true, ""};

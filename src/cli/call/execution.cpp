@@ -47,7 +47,7 @@ struct Execution::OnDevice {
   std::vector<Copy> copies;
   gpu::Buffer workspace;
 
-  // The same call over the copies.
+  // The call with its tensors replaced by the copies.
   template <class Args>
   Args moved(Args args) const {
     for_each_tensor(&args, [&](fa3_tensor* tensor) {

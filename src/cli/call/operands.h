@@ -40,7 +40,7 @@ struct Wanted {
 // Inputs of the given shape, uninitialised, and the outputs that go with them.
 Operands make_operands(const Shape& shape, fa3_dtype dtype, Layout layout, const Wanted& wanted);
 
-// The same inputs, rounded to `dtype`, with outputs of their own.
+// The inputs of `from`, rounded to `dtype`, with new outputs.
 Operands with_inputs_of(const Operands& from, fa3_dtype dtype, const Wanted& wanted);
 
 // Adds the outputs that fit the inputs, poisoned; and d_o, uninitialised, if it is absent.

@@ -15,7 +15,7 @@ struct BlockRangeOf {
   KeyRangeOf<Int> visible;  // seen by at least one row of the block
   KeyRangeOf<Int> free;     // seen by every row of the block: no mask needed
 
-  // The same, keys counted from `first_key`.
+  // This range with keys counted from `first_key`.
   FA3_HD constexpr BlockRangeOf from(Int first_key) const {
     return {{visible.begin - first_key, visible.end - first_key},
             {free.begin - first_key, free.end - first_key}};

@@ -123,7 +123,7 @@ std::string ranks_text(const std::vector<size_t>& ranks) {
   return ranks.size() > kShown ? text + ", ..." : text;
 }
 
-// The same on every rank.
+// Returns the same status on every rank.
 Status compare(const std::vector<Letter>& letters) {
   for (size_t rank = 0; rank < letters.size(); ++rank) {
     const Letter& of = letters[rank];

@@ -30,8 +30,9 @@ struct Kernels {
   // Packs the keys and values [begin, end), a tile, into the job's buffers. The keys up to
   // `visible_end` come next.
   void (*pack_tile[4])(const BlockJob& job, int64_t begin, int64_t end, int64_t visible_end);
-  // The same for at most GroupShape::stream_rows rows: reads keys and values in place. The jobs are
-  // those of some key heads, alike but for the heads' data, and go over the keys together.
+  // Like attend_block, for at most GroupShape::stream_rows rows: reads keys and values in place.
+  // The jobs belong to several key heads, differ in the heads' data only, and share one pass over
+  // the keys.
   void (*attend_rows[4])(const BlockJob* jobs, int64_t num_jobs);
   // A row as floats, padded with zeros to 16 columns.
   void (*load_row[4])(const void* row, int64_t dim, float* to);

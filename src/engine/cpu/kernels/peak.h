@@ -12,7 +12,7 @@ namespace fa3::cpu {
 
 // Floating-point operations per second of all threads together; one sample of 10 ms.
 double measure_peak_flops(DType dtype, int num_threads);
-// The same for given kernels.
+// Like the function above, for given kernels.
 double measure_peak_flops(const Kernels& kernels, DType dtype, int num_threads);
 
 }  // namespace fa3::cpu

@@ -40,7 +40,7 @@ int64_t num_blocks(int64_t rows, int64_t block) {
   return (rows + block - 1) / block;
 }
 
-// Those in use for the problem.
+// The gradient kernels in use for the problem.
 const GradientKernels& gradient_kernels(const BackwardProblem& problem) {
   const bool all_bf16 = problem.dtype == DType::bfloat16 && problem.d_o.dtype == DType::bfloat16;
   const Kernels& found = kernels();

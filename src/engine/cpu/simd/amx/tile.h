@@ -191,7 +191,7 @@ FA3_INLINE void multiply_tiles(LeftRows left, RightColumns right) {
   if constexpr (kColumnTiles == 2 && kRowTiles == 2) tile_multiply_add<3, 5, 7>();
 }
 
-// The same over `pairs` pairs of bfloat16, a multiple of 16.
+// Multiplies tiles over `pairs` pairs of bfloat16, a multiple of 16.
 template <int kColumnTiles, int kRowTiles = 2>
 FA3_INLINE void multiply_pairs(LeftRows left, RightColumns right, int64_t pairs) {
   for (int64_t i = 0; i < pairs; i += kTileSide) {

@@ -34,7 +34,7 @@ struct StreamedRows {
   }
 };
 
-// The same in pages: where each row lies, and as many rows behind it the one that is needed next.
+// Rows in pages: the address of each row, followed by as many addresses of the rows needed next.
 template <class E>
 struct PagedRows {
   using Element = E;

@@ -171,7 +171,7 @@ FA3_INLINE float raise_reference(float max, const RowGroup& group, int64_t r, in
   return new_ref;
 }
 
-// The same, and -inf for keys that a block mask hides.
+// Returns the score, or -inf for keys that a block mask hides.
 FA3_INLINE V hide_keys(V score, const MaskRow& mask, int64_t key) {
   const VInt seen = shown_keys(mask, key);
   return (V)(((VInt)score & seen) | ((VInt)broadcast(-kInfinity) & ~seen));

@@ -106,7 +106,7 @@ struct Bf16Pairs {
 #endif
   }
 
-  // The same vector of two rows, in pairs down the columns.
+  // A vector of two rows, in pairs down the columns.
   FA3_INLINE V column_pairs(V upper, V lower) {
 #if defined(FA3_NEON)
     const auto pairs = (uint16x8_t)row_pairs(upper, lower);

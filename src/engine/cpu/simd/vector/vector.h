@@ -76,8 +76,8 @@ FA3_INLINE V broadcast(float value) {
   return broadcast_from(&value);
 }
 
-// The same object, but the compiler cannot tell: what is read through the result is read here, and
-// not kept in registers across a micro-kernel that needs them all.
+// Returns `object` through an address that the compiler cannot follow: what is read through the
+// result is read here, and not kept in registers across a micro-kernel that needs them all.
 template <class T>
 FA3_INLINE const T& reread(const T& object) {
   const T* address = &object;
