@@ -58,13 +58,14 @@ report: build $(VENV)/bin/pytest  ## measure all that this machine can run: docs
 	  $(VENV)/bin/python benchmarks/report.py $(OPTIONS)
 
 # Nothing is built for it: the reference comes from docstrings and comments (docs/conf.py). A warning
-# is an error.
+# and a dead link are errors.
 docs: $(VENV)/bin/sphinx-build  ## the pages of docs/ and the API reference as a site, into build/docs/html
 	@tools/setup.sh docs
 	@mkdir -p $(BUILD)/docs
 	@(cat docs/reference/Doxyfile; echo OUTPUT_DIRECTORY=$(BUILD)/docs/doxygen) | doxygen -
 	@$(VENV)/bin/sphinx-build -q -E -W --keep-going -d $(BUILD)/docs/doctrees \
 	  -D breathe_projects.fa3=$(abspath $(BUILD))/docs/doxygen/xml docs $(BUILD)/docs/html
+	@python3 tools/check_site.py $(BUILD)/docs/html
 	@echo "open $(BUILD)/docs/html/index.html"
 
 $(VENV)/bin/sphinx-build: $(VENV)/bin/pytest requirements-docs.txt

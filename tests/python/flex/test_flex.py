@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.flex_attention beside torch's own in float64, and beside finite differences."""
 
-import re
-
 import flex_functions as functions
 import pytest
-from builds import ROOT
 from flex_functions import DIM, HEADS, KV_HEADS, ROWS, inputs, randn
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -293,17 +290,3 @@ def test_what_needs_no_gradient_is_computed_without_autograd(monkeypatch):
     slopes.requires_grad_()
     call(q.detach(), k.detach(), v.detach())
     assert len(recorded) == 3
-
-
-PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/flex.md").read_text(), re.DOTALL)
-SHOWN = (
-    *("torch.Size([8])", "tensor(True)", "True", "True", "torch.Size([2, 100, 8, 64])"),
-    "torch.Size([2, 1, 8, 64])",
-    "torch.Size([2, 100, 8, 64])",
-)
-
-
-@pytest.mark.parametrize(("code", "shown"), zip(PAGE, SHOWN, strict=True))
-def test_a_variant_of_the_page_runs(code, shown, capsys):
-    exec(compile(code, "docs/flex.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out == shown + "\n"

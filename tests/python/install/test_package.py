@@ -224,8 +224,8 @@ def test_torch_front_has_the_arguments_of_the_numpy_front():
 
 @pytest.mark.parametrize("folder", ["torch", "jax", "hf", "distributed"])
 def test_the_map_of_the_package_names_every_module(folder):
-    """docs/python.md, How it is built: who looks for a thing finds its file there."""
-    page = (ROOT / "docs" / "python.md").read_text()
+    """docs/python-package.md, How it is built: who looks for a thing finds its file there."""
+    page = (ROOT / "docs" / "python-package.md").read_text()
     tree = re.search(r"## How it is built\n\n```\n(.*?)```", page, re.DOTALL)[1]
     words = set(re.findall(r"\w+", tree))
     modules = {path.stem for path in (ROOT / "python" / "fa3" / folder).glob("*.py")}
