@@ -131,7 +131,7 @@ class Tensors:
         return [x.contiguous().requires_grad_(self.case.backward) for x in parts]
 
     def error(self, contender: Contender, out: torch.Tensor, dq: torch.Tensor | None) -> float:
-        """Of some rows of this rank's last head, from float64: the larger of O's and dQ's."""
+        """Error of some rows of this rank's last head from float64: the larger of O's and dQ's."""
         of = {"seqlen": self.case.total}
         if self.case.packed:
             of = {"cu_seqlens": self.case.cu_seqlens()}

@@ -39,7 +39,7 @@ class Case:
         return list(itertools.accumulate(self.lengths(), initial=0))
 
     def flops(self) -> float:
-        """Of a rank: 4 products of a pair forward, 10 backward, causal."""
+        """FLOPs of a rank: 4 products of a pair forward, 10 backward, causal."""
         pairs = sum(n * (n + 1) / 2 for n in self.lengths())
         passes = 4 + 10 * self.backward
         return passes * pairs * self.heads[0] * self.head_dim / dist.get_world_size()

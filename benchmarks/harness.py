@@ -73,7 +73,7 @@ def time_all(contenders: list, device: str, rounds: int, time_one=time_once) -> 
 
 
 def summary(once: list[tuple[float, dict]]) -> dict:
-    """Of (milliseconds, state) of some rounds: the columns of a row."""
+    """The columns of a row, from (milliseconds, state) of some rounds."""
     times = sorted(milliseconds for milliseconds, _ in once)
     tenth = (len(times) - 1) / 10
     found = {
@@ -88,8 +88,8 @@ def summary(once: list[tuple[float, dict]]) -> dict:
 
 
 def sustained(contender, seconds: float) -> dict:
-    """The same of calls one after the other for so long, with their mean power: the L2 cache stays
-    as it is, and the power limit sets the clock."""
+    """The columns of calls one after the other for so many seconds, with their mean power: the L2
+    cache stays as it is, and the power limit sets the clock."""
     batch = max(1, round(20 / time_once(contender, "cuda")[0]))  # 20 ms, queued at once
     times, start, joules = [], time.perf_counter(), gpu_joules()
     while (gone := time.perf_counter() - start) < seconds:

@@ -106,7 +106,7 @@ def call_of(tensors, d_o, options, which, deterministic):
 
 
 def fa4_call_of(tensors, d_o, options, which, deterministic):
-    """The same call of FlashAttention-4."""
+    """The call by FlashAttention-4."""
     from flash_attn.cute import interface
 
     words = dict(options)
@@ -126,7 +126,7 @@ def fa4_call_of(tensors, d_o, options, which, deterministic):
 
 
 def rival_call_of(path, tensors, d_o, options, which, deterministic):
-    """The same call of a library."""
+    """The call by a rival library."""
     out, lse = fa3.attention(*tensors, return_lse=True, **options)
     return MaskedRival(path, tensors, d_o, options, which, deterministic, out, lse)
 

@@ -33,7 +33,7 @@ class Call:
 
 
 def functions(heads, rows, device):
-    """Of each name: (score_mod, the tensor that it captures)."""
+    """(score_mod, the tensor that it captures) by name."""
     slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=device) / heads)
     table = torch.randn(heads, 2 * rows - 1, device=device) / 2
     keys = torch.randn(heads, rows, device=device) / 2

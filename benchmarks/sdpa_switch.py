@@ -37,7 +37,7 @@ class Contender:
     tensors: list
 
     def run(self, count: int):
-        """That many passes, queued; the results of the last."""
+        """Queues `count` passes and returns the results of the last."""
         *qkv, d_o = self.tensors
         with torch.set_grad_enabled(self.case.backward):
             for _ in range(count):

@@ -39,7 +39,7 @@ GCC_LICENCE = "GPL-3.0-or-later WITH GCC-exception-3.1"
 
 
 def macros(header: str) -> dict[str, str]:
-    """Those that a header defines, of any machine."""
+    """The macros that a header defines, of any machine."""
     command = ["g++", "-std=c++20", "-E", "-dM", "-xc++", "-"]
     source = f"#include <{header}>\n"
     said = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout

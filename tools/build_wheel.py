@@ -54,7 +54,7 @@ def platform_of(machine: str) -> str:
 
 
 def settings_for(kind: str, machine: str, folder: Path) -> dict[str, str]:
-    """Of scikit-build-core. What has to be fetched goes into `folder`."""
+    """Settings for scikit-build-core. What has to be fetched goes into `folder`."""
     defines = {"FA3_MANYLINUX": "ON", "FA3_CUDA": "ON" if kind == "cuda" else "OFF"}
     if machine != THIS_MACHINE:
         defines["CMAKE_TOOLCHAIN_FILE"] = f"cmake/{machine}-linux-gnu.cmake"

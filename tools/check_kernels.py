@@ -51,7 +51,7 @@ class Expected:
 
 @dataclass
 class ExpectedMma:
-    """The same of a kernel whose products are mma.sync."""
+    """What is expected of a kernel whose products are mma.sync."""
 
     products: int
 

@@ -70,7 +70,7 @@ def stand_ins():
         raise Skipped(reason)
 
     def xfail(reason=""):
-        """Of FlashAttention's kernels: fa3's are asked all the same."""
+        """Ignores failures expected of FlashAttention's kernels: fa3 runs the case."""
 
     def nothing(*_, **__):
         raise NotImplementedError("a check of operators, which is off")

@@ -134,7 +134,7 @@ def all_checked(commands: list, codes: KernelCode) -> set[str]:
 
 
 def has_passed(output: str, status: int) -> bool:
-    """Of a command: checks, none of which failed, and its own word for it."""
+    """Whether a command made checks, none failed, and its exit status agrees."""
     checks, bad = counts(output)
     return not bad and (status == 0 if checks else NO_CASE.search(output) is not None)
 

@@ -64,7 +64,7 @@ def cases_in(tests):
 
 
 def sample_of(names, options):
-    """Of each class as many as were asked for, of those that ask for attention."""
+    """Draws as many attention tests of each class as were asked for."""
     suite, draw = suite_of(options), random.Random(options.seed)
     asked = [n for n in names if re.search(suite.asks, n) and re.search(options.tests, n)]
     drawn = []

@@ -41,7 +41,7 @@ def rival(path: str, case: Case, tensors: Tensors, arguments):
 
 
 def with_dropout(case: Case, tensors: Tensors, threads: int) -> tuple[list, dict]:
-    """Those that drop weights, and fa3 without. Masks differ, so what they give is not compared."""
+    """Contenders that drop weights, and fa3 without. Masks differ, so results are not compared."""
     backend = SDPBackend.FLASH_ATTENTION
     ready = [
         Fa3(case, tensors, threads),

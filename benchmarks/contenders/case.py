@@ -36,7 +36,7 @@ class Case:
         return full * (0.5 if self.causal else 1) * (2.5 if self.backward else 1)
 
     def bytes(self) -> int:
-        """Of Q, K, V and O, each once: the least that a forward moves."""
+        """Bytes of Q, K, V and O, each once: the least that a forward moves."""
         rows = 2 * self.heads * self.seqlen + 2 * self.kv_heads * self.keys
         return self.batch * rows * self.head_dim * DTYPES[self.dtype].itemsize
 

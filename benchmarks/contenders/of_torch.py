@@ -29,7 +29,7 @@ def attend_standard(q, k, v, hidden=None, dropout_p=0.0):
 
 
 class Standard:
-    """The same as a contender; the mask is made before the clock runs."""
+    """Standard attention as a contender; the mask is made before the clock runs."""
 
     name = engine = "standard"
 

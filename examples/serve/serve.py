@@ -168,7 +168,7 @@ def likeliest(logits):
     return [tuple(x) for x in zip(*(best.tolist() for best in logits.max(-1)), strict=True)]
 
 
-# Of logits, by the type that they were computed in.
+# Largest difference of logits, by the type that they were computed in.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 
 

@@ -38,8 +38,8 @@ typedef struct fa3_ring {
   void* comm_stream;
   int64_t seqlen; /**< rows of the whole sequence, those of all ranks together */
   int32_t layout; /**< an fa3_ring_layout */
-  /** Of a packed stream, whose tensors have a batch of 1: each document is a sequence of its own,
-   * and the layout counts. 0: one sequence, or a batch of them. */
+  /** Documents of a packed stream, whose tensors have a batch of 1: each document is a sequence of
+   * its own, and the layout counts. 0: one sequence, or a batch of them. */
   int32_t num_documents;
   /** The path of libnccl. Null: what FA3_NCCL names, or the one that the program has loaded, or
    * what the loader finds. Tensors of the CPU want a library with NCCL's interface that moves host

@@ -259,11 +259,11 @@ def from_slices(q_ranges, k_ranges, types, seqlen_q, seqlen_k, *, compact=False)
 
 
 def from_tree(tree, seqused_k, longest):
-    """Of drafted tokens that form a tree (speculative decoding), the last keys of each sequence.
+    """From a tree of drafted tokens (speculative decoding), the last keys of each sequence.
 
     Args:
         tree: boolean (b | 1, t, t): whether drafted token i sees drafted token j; a token sees
-            itself and those before it on its branch. All see what stands before them in the cache.
+            itself and the drafts before it on its branch. All see the keys of the cache.
         seqused_k: integer (b,), as attention(seqused_k=): keys of each sequence, the t drafted ones
             among them.
         longest: keys that blocks are made for: page table columns times the page size, or the

@@ -80,7 +80,7 @@ def lists_of(marks):
 
 
 def tiles_of(sequences, tile_m, tile_n):
-    """Of each sequence, of queries and of keys."""
+    """Numbers of tiles of each sequence, of queries and of keys."""
     rows = zip(sequences.rows("q"), sequences.rows("k"), strict=True)
     return [(-(-queries // tile_m), -(-keys // tile_n)) for queries, keys in rows]
 

@@ -42,14 +42,14 @@ class Sequences(NamedTuple):
         return rows, getattr(self, f"cu_seqlens_{side}"), getattr(self, f"seqused_{side}")
 
     def rows(self, side):
-        """Of each sequence, as a list."""
+        """Rows of each sequence, as a list."""
         rows, cu_seqlens, used = self.side(side)
         if used is not None:
             return used.tolist()
         return [rows] * self.batch if cu_seqlens is None else cu_seqlens.diff().tolist()
 
     def offset(self, side, batch):
-        """Of a traced sequence's first row in a packed tensor."""
+        """The place of a traced sequence's first row in a packed tensor."""
         _, cu_seqlens, _ = self.side(side)
         return 0 if cu_seqlens is None else Captured(cu_seqlens)[batch]
 
@@ -62,7 +62,7 @@ class Sequences(NamedTuple):
         return Captured(cu_seqlens)[batch + 1] - Captured(cu_seqlens)[batch]
 
     def options(self):
-        """Those of fa3.flex_attention, whose bounds of packed sequences are read from the GPU."""
+        """Options of fa3.flex_attention; bounds of packed sequences are read from the GPU."""
         given = {name: getattr(self, name) for name in NAMES if getattr(self, name) is not None}
         for side, rows in (("q", self.queries), ("k", self.keys)):
             if f"cu_seqlens_{side}" in given:

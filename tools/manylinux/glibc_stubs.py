@@ -27,7 +27,7 @@ Stub = dict[str, tuple[str, str, int]]  # name -> version, kind of symbol, size
 
 
 class Tools(NamedTuple):
-    """Those of the machine that is built for."""
+    """The tools of the target machine."""
 
     compiler: str
     nm: str

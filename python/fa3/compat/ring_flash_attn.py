@@ -232,7 +232,7 @@ class Gathered(torch.autograd.Function):
 
 
 def packed_forms(function):
-    """The same for qkv (.., 3, h, d), and for q and kv (.., 2, h, d), stacked before the heads."""
+    """`function` for qkv (.., 3, h, d), and for q and kv (.., 2, h, d), stacked before heads."""
     tail = list(inspect.signature(function).parameters.values())[3:]
 
     @shows(tail)

@@ -68,7 +68,7 @@ class Heads(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """Of the slowest rank: the whole, and what its calls alone take."""
+    """Times of the slowest rank: of the whole, and of its calls alone."""
 
     forward: float
     backward: float

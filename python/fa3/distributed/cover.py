@@ -50,7 +50,7 @@ class Rectangle(NamedTuple):
     origin: Origin
 
     def moved(self, begin: int) -> "Rectangle":
-        """The same with its keys at another place."""
+        """This rectangle with its keys at `begin`."""
         by = begin - self.keys[0]
         band = Band(self.band.low + by, self.band.high + by)
         return self._replace(keys=(begin, self.keys[1] + by), band=band)

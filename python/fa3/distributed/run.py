@@ -62,7 +62,7 @@ def forward(plan: Plan, q, k, v, sink):
 
 
 def forward_apart(plan: Plan, q, k, v, sink):
-    """Of each row, one call has all keys: its result is final."""
+    """One call has all keys of a row, so its result is final."""
     batch, rows, heads, _ = q.shape
     out = new_rows((batch, rows, heads, v.shape[-1]), q.dtype, q.device)
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
@@ -111,14 +111,14 @@ def backward(plan: Plan, do, q, k, v, out, lse, dlse):
 
 
 def totals_of_keys(plan: Plan, stage: Stage, here, narrow: torch.dtype) -> list[Total]:
-    """Of the gradients of a stage's keys. What one call makes for others may travel narrow."""
+    """Sums of the gradients of a stage's keys; `narrow` where one call makes them for others."""
     own = all(fetch.source == plan.ring.rank for fetch in stage.fetches)
     kind = narrow if len(stage.calls) == 1 and not own else torch.float32
     return [Total(x, kind) for x in here]
 
 
 def backward_apart(plan: Plan, do, q, k, v, out, lse, dlse):
-    """The same, where each row is in one call: those of whole documents write final gradients."""
+    """Backward where each row is in one call; calls of whole documents write final gradients."""
     narrow = part_type(q)
     dq, dk, dv = (torch.empty(x.shape, dtype=narrow, device=x.device) for x in (q, k, v))
     stages = each_stage(plan, k, v)
@@ -187,8 +187,8 @@ def attend(plan: Plan, call: Call, q, k, v, result, partial, sink) -> None:
 
 
 def part_type(q: torch.Tensor) -> torch.dtype:
-    """Of the gradients of keys that go to another rank after one call, on their way. On CPUs
-    float32, so that only the sum is rounded; between GPUs bytes count."""
+    """The type in which gradients of keys travel to another rank after one call. On CPUs float32,
+    so that only the sum is rounded; between GPUs bytes count."""
     return torch.float32 if q.is_cpu else q.dtype
 
 

@@ -139,7 +139,7 @@ class Schedule:
         return upper, call._replace(rows=(0, rows), keys=(0, rows))
 
     def _last_rows(self) -> int:
-        """Of a rank's keys, whose gradients others compute in the last stage; the most of all."""
+        """Largest number of a rank's keys whose gradients others compute in the last stage."""
         last = self.num_stages - 1
         sent = (self.sends(rank, last) for rank in range(self.world))
         return max(sum(b - a for _, rows in of for a, b in rows) for of in sent)
@@ -160,7 +160,7 @@ class Schedule:
         return sum(of.end for of in held if (of.begin, of.end) == (0, self.lengths[of.document]))
 
     def _found_of(self, rank: int) -> tuple[list[Rectangle], list[Rectangle]]:
-        """Of documents of which a rank has one piece, which sees its own keys alone; of others."""
+        """Rectangles of documents that need no other rank's keys, and of all other documents."""
         keys, runs = self.keys_of(tuple(range(self.world)))
         begins = [run.begin for run in runs]
 

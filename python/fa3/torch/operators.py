@@ -87,7 +87,7 @@ def is_plain_call(q, k, v):
 
 
 def are_plain(tensors):
-    """The same of tensors beside q, k and v."""
+    """Whether tensors beside q, k and v are plain torch tensors with storage, not negated."""
     for x in tensors:
         if type(x) is not torch.Tensor or x.is_neg() or not _has_storage(x):
             return False

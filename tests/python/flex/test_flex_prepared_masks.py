@@ -56,7 +56,7 @@ def test_a_block_mask_that_is_alike_is_another_one(score_mod, decided):  # noqa:
         lambda: made.__setitem__(0, masks.BlockMask(other.blocks, bits)),
         lambda: made.__setitem__(0, masks.BlockMask(blocks * 0, None)),
     )
-    # Those of a call without a function are data.
+    # Masks of a call without a function are data.
     decided.clear()
     made[0] = blocks_of(3)
     call()
