@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import fa3
+
 COMMAND = Path(__file__).parent / "bin" / "fa3"
 
 
@@ -19,19 +21,22 @@ def main(arguments=None):
         from fa3.commands import adopt
 
         return adopt.main(arguments[1:])
-    if not COMMAND.exists():
-        print(
-            f"fa3: expected the command at {COMMAND}, but this package was built without it. "
-            "Install the headers it needs (Debian: libcli11-dev libfmt-dev nlohmann-json3-dev) and "
-            "build the package again; plot and adopt work without it.",
-            file=sys.stderr,
-        )
-        return 2
     if arguments == ["doctor"]:
         from fa3.commands import doctor
 
         doctor.print_facts()
-    sys.stdout.flush()
+        sys.stdout.flush()
+    if not COMMAND.exists():
+        if arguments == ["--version"]:
+            print(f"fa3 {fa3.__version__} (without the command)")
+            return 0
+        print(
+            f"fa3: expected the command at {COMMAND}, but this package was built without it. "
+            "Install the headers it needs (Debian: libcli11-dev libfmt-dev nlohmann-json3-dev) and "
+            "build the package again; plot, adopt and --version work without it.",
+            file=sys.stderr,
+        )
+        return 2
     os.execv(COMMAND, [str(COMMAND), *arguments])
 
 

@@ -63,7 +63,11 @@ def test_doctor_adds_what_only_python_knows(binary):
 def test_a_package_without_the_command_says_what_to_do(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(command, "COMMAND", tmp_path / "bin" / "fa3")
     assert command.main(["doctor"]) == 2
-    assert "expected the command at" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "expected the command at" in said.err
+    assert f"ok    python             {sys.version.split()[0]}" in said.out
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("fa3 ")
 
 
 def test_plot_draws_the_lines_that_bench_writes(binary, capsys, tmp_path):
