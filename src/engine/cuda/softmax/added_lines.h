@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a score function adds to a row's scores, where that is a line, or two that meet
-// (score_function.cuh: linear(), piecewise_linear()). A softmax stays the same if all scores of a
+// (FA3_SCORE_ROW_LINE and FA3_SCORE_ROW_LINES). A softmax stays the same if all scores of a
 // row change by one number. So lines are kept less a reference, about the largest number that is
 // added: a product that begins with thousands would lose bits of the scores that weigh most. The
 // row's LSE has the reference again. Next:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a score function adds for a key, whatever the query (score_function.cuh, key_term()), as an
+// What a score function adds for a key, whatever the query (FA3_SCORE_KEY_TERM), as an
 // operand: the tensor cores add it to a block's scores as columns of K, beside which Q has ones. A
 // term is the sum of three numbers of bf16, which have 8 of its 24 bits each, so it has three
 // columns; the other 13 of a product are zeros. Rows are 16 bytes that lie one behind the other,
