@@ -46,7 +46,7 @@ struct RowBlock {
     return b;
   }
 
-  // The same rows of another tensor's strides.
+  // The block's offset in a tensor with other strides.
   FA3_HD constexpr int64_t offset(const Strides& strides, int row) const {
     return strides.offset(batch, head, begin + row);
   }

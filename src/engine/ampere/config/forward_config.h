@@ -35,7 +35,7 @@ struct ForwardConfig {
     return c;
   }
 
-  // The same tile with registers left for a score function: its kernel is compiled at run time.
+  // This tile with registers left for a score function: its kernel is compiled at run time.
   FA3_HD constexpr ForwardConfig with_score_function() const {
     ForwardConfig c = *this;
     if (block_m == kRowsPerWarp) return c;

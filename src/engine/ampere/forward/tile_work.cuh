@@ -15,7 +15,7 @@ namespace fa3::ampere {
 
 using WarpBlocks = RowBlocks<KeyWindow>;
 
-// The same in all lanes of a warp, as the compiler then knows: branches on it part none.
+// Tells the compiler that x is equal in all lanes of a warp: branches on it do not diverge.
 __device__ __forceinline__ int uniform(int x) {
   return __shfl_sync(0xffffffff, x, 0);
 }

@@ -42,7 +42,7 @@ struct Float8Bits {
     const uint32_t exponents = is_e5m2 ? 0x7c7c7c7c : 0x7f7f7f7f;  // e4m3: those of NaN
     return ((four & exponents) + (is_e5m2 ? 0x04040404 : 0x01010101)) & 0x80808080;
   }
-  // The same for any numbers.
+  // Widens any numbers, also those that are not finite.
   __device__ __forceinline__ void widen_any(uint32_t four, uint32_t& low, uint32_t& high) const {
     widen(four, low, high);
     const uint32_t bits = not_finite_bits(four);

@@ -69,7 +69,7 @@ inline cudaError_t launch(const void* function, dim3 grid, int threads, int smem
     error = allow_smem_and_clusters(function, smem_bytes, kind.may_cluster, again);
     if (error != cudaSuccess) return error;
     error = cudaLaunchKernelExC(&config, function, arguments);
-    // Those of more shared memory or larger clusters than allowed, in this context at least.
+    // These errors mean more shared memory or larger clusters than this context, at least, allows.
     if (error != cudaErrorInvalidValue && error != cudaErrorInvalidClusterSize) break;
     cudaGetLastError();
   }

@@ -13,7 +13,7 @@ struct EmbeddedHeaders {
   const char* hash;  // of all of them
 };
 
-// Those that kernels of the Hopper engine include.
+// The headers that kernels of the Hopper engine include.
 EmbeddedHeaders hopper_headers();
 EmbeddedHeaders ampere_headers();  // and of the ampere engine
 

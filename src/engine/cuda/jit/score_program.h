@@ -65,7 +65,7 @@ ProgramKey key_of(const char* kernel, const T& config, const fa3_score_function&
 Program forward_program(const fa3_score_function& score, const ScoreTraits& traits,
                         const ScoreKernel& kernel);
 
-// The same for a main kernel of a backward, whose other kernels know nothing of scores.
+// The program of a backward's main kernel; its other kernels know nothing of scores.
 Program backward_program(const fa3_score_function& score, const ScoreTraits& traits,
                          const ScoreKernel& kernel);
 

@@ -50,7 +50,7 @@ struct BlockListParams {
   FA3_HD constexpr int64_t maps() const { return (varlen ? 1 : mask.batches) * mask.heads; }
   FA3_HD constexpr int64_t rows() const { return maps() * rows_of_map; }
   FA3_HD constexpr int64_t columns() const { return maps() * columns_of_map; }
-  // Those that a kernel walks. Key blocks of deterministic calls have their order; others come the
+  // Lists that a kernel reads. Key blocks of deterministic calls have their order; others come the
   // longest first.
   FA3_HD constexpr bool ranked() const { return orders == nullptr; }
   FA3_HD constexpr UnrankedLists walked() const {

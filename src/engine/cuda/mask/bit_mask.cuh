@@ -65,7 +65,7 @@ __device__ __forceinline__ void hide_transposed(float (&scores)[Count], const ui
                                                 int first_key, int thread) {
   static_assert(kRowsPerWarp == 2 * kRowDistance && 32 % kRowsPerWarp == 0);
   const int key = first_key + fragment_row(thread);
-  // The same word has the key kRowDistance further on.
+  // The key kRowDistance further on has its bit in this word too.
   const uint32_t* const words = bits + fragment_lane_column(thread) * kMaskRowWords + key / 32;
   const uint32_t bit[kRowsPerThread] = {1u << (key % 32), 1u << (key % 32 + kRowDistance)};
 #pragma unroll

@@ -38,7 +38,7 @@ struct KeyWindow {
     return {RightEdge::of_nothing(), kFarLeft, 0, MaskRuleOf<int>::kNoChunks, 0, 0};
   }
 
-  // The same, keys counted from `first_key`.
+  // This window with keys counted from `first_key`.
   FA3_HD constexpr KeyWindow from(int first_key) const {
     return {.right = right.from(first_key),
             .first_begin = first_begin - first_key,

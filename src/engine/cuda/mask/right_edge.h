@@ -25,7 +25,7 @@ struct RightEdge {
   // For queries that see nothing.
   static FA3_HD constexpr RightEdge of_nothing() { return {0, 0}; }
 
-  // The same, keys counted from `first_key`.
+  // This edge with keys counted from `first_key`.
   FA3_HD constexpr RightEdge from(int first_key) const {
     return {first_end - first_key, keys - first_key};
   }

@@ -63,7 +63,7 @@ FA3_HD constexpr RowBlocks<Edge> row_blocks(const BlockRangeOf<int>& range, Edge
   return row_blocks(range, edge, block_n, visited_blocks(range, block_n));
 }
 
-// The same for a split of a tile (split_kv.h), which ends after `most` blocks.
+// The row blocks of a tile's split (split_kv.h), which ends after `most` blocks.
 template <class Edge>
 FA3_HD constexpr RowBlocks<Edge> row_blocks_of_split(const BlockRangeOf<int>& range, Edge edge,
                                                      int block_n, int most) {

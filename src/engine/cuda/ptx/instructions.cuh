@@ -70,7 +70,7 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   return pair;
 }
 
-// The same with zeros for negative numbers.
+// Packs a pair like pack_pair(), with zeros for negative numbers.
 template <Element E>
 __device__ __forceinline__ uint32_t pack_positive_pair(float low, float high) {
   uint32_t pair;
@@ -232,7 +232,7 @@ __device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4],
   }
 }
 
-// The same of e4m3: A 16 by 32, B 32 by 8.
+// The MMA of e4m3: A 16 by 32, B 32 by 8.
 __device__ __forceinline__ void mma_m16n8k32(float* d, const uint32_t (&a)[4],
                                              const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

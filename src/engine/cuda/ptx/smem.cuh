@@ -28,7 +28,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t row, uint32_t (&matrices)[4
                : "memory");
 }
 
-// The same transposed: a lane holds two neighbours of column l / 4.
+// Loads the matrices transposed: a lane holds two neighbours of column l / 4.
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t row, uint32_t (&matrices)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])

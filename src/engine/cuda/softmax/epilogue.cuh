@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_floats(float* o, int columns, const float 
   }
 }
 
-// The same as store_output() and clear_rows_without_keys() in one.
+// Does what store_output() and clear_rows_without_keys() do, in one.
 template <int Count>
 __device__ __forceinline__ void store_float_output(const RowTensor& o, int batch,
                                                    const LaneRows& rows, float (&output)[Count],
@@ -223,7 +223,7 @@ __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryR
   if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2, AnyRows>(lane_output, ref);
 }
 
-// The same for a split of a tile: its rows are the tile's from `tile_row` on.
+// Stores a split of a tile: its rows are the tile's from `tile_row` on.
 template <int Count>
 __device__ __forceinline__ void store_partial(const PartialOutput& to, int partial, PackGqa pack,
                                               const QueryRows& queries, int first_row, int tile_row,

@@ -81,7 +81,7 @@ struct DescaledScore : BlockScales<Groups, LeanSums> {
   }
 };
 
-// The same with an optional softcap. Products become capped scores over their factor, so that all
+// DescaledScore with an optional softcap. Products become capped scores over their factor, so all
 // that follows is as before.
 template <int Groups>
 struct CappedDescaledScore : DescaledScore<Groups> {

@@ -188,7 +188,7 @@ struct Run {
   const void* first;  // of the first key
   bool is_inside;     // all are elements of the tensor, which lie beside each other
 
-  // Of the key that is this many behind the first.
+  // The element of the key that is this many behind the first.
   __device__ __forceinline__ ScoreNumber element(int column) const {
     return score::number_of(static_cast<const ScoreElement*>(first)[kScore.step * column]);
   }
@@ -442,7 +442,7 @@ struct ScoreFunction {
     ((place += offset(indices, tensor.extent[dim], tensor.stride[dim]), ++dim), ...);
     return static_cast<const T*>(tensor.data)[place];
   }
-  // The same of x, with `last` in place of the last index.
+  // The element of x, with `last` in place of the last index.
   template <class Last, class... Indices>
   __device__ __forceinline__ const ScoreElement& element_in_row(Last last,
                                                                 Indices... indices) const {

@@ -46,7 +46,7 @@ struct ScoreGradient : ScoreFunction {
     float* const place = place_of<Number>(indices...);
     if (place != nullptr && counts) add_to_memory(place, value);
   }
-  // The same where no index depends on q_idx, or on kv_idx either. Once a tensor.
+  // Like add() where no index depends on q_idx, or on kv_idx either. Once a tensor.
   template <int Number, class... Indices>
   __device__ __forceinline__ void add_for_key(float value, Indices... indices) {
     add_to(of_key[key][Number], value, place_of<Number>(indices...));
@@ -55,7 +55,7 @@ struct ScoreGradient : ScoreFunction {
   __device__ __forceinline__ void add_for_tile(float value, Indices... indices) {
     add_to(of_tile[Number], value, place_of<Number>(indices...));
   }
-  // The same where the last index changes by Step from key to key and by -Step from query to query,
+  // Like add() where the last index changes by Step from key to key and -Step from query to query,
   // and no other depends on either. For one tensor.
   template <int Number, int Step, class... Indices>
   __device__ __forceinline__ void add_for_distance(float value, int last, Indices... others) {

@@ -22,7 +22,7 @@ struct TensorSpan {
   int element_bytes = 2;
 };
 
-// The same tensor for code that reaches it without TMA.
+// Describes this tensor for code that reaches it without TMA.
 inline RowTensor row_tensor(const TensorSpan& t) {
   return {t.data, {t.batch_stride, t.head_stride, t.row_stride}, int(t.columns)};
 }
