@@ -59,7 +59,7 @@ class ExpectedMma:
 # Loads of spilled registers by head dim, rows and keys: of producers, which have 32 to 88, and of
 # consumers between tiles. The second are of quantized caches, whose producers also dequantize, by
 # head dim and rows.
-SPILLED = {(128, 128, 128): 21, (192, 128, 80): 1, (256, 64, 64): 2, (256, 128, 64): 6}
+SPILLED = {(128, 128, 128): 22, (192, 128, 80): 1, (256, 64, 64): 2, (256, 128, 64): 6}
 # Loads of spilled registers in kernels that decode.
 STREAM_K_SPILLED = {(128, 128, 128): 8, (256, 128, 64): 5}
 CACHE_SPILLED = {(256, 64): 7, (256, 128): 13}
@@ -133,7 +133,8 @@ def forward(
     exponential in three places: first block, step, a block done again. Kernels without guarded
     steps (quantized caches) lack these and the block done again, and pack nothing early; those for
     few queries have each softmax twice, once for the first of a thread's two rows alone. The
-    compiler may repeat one softmax for a warp that has diverged. While a block is done again, O
+    compiler may repeat one softmax for a warp that has diverged. Kernels that cannot compute lost
+    scores again in every call have an ordinary softmax more. While a block is done again, O
     waits in local memory, two numbers an access.
     """
     if e4m3:
@@ -153,6 +154,8 @@ def forward(
     if guarded:
         spilled += dv // 4
         factors += block_n // 2
+        if variant in (GENERAL, CAPPED) or (variant == STREAM_K and d > 128):
+            factors += block_n // 2 + 4
     if variant == STREAM_K:
         factors += MERGED if block_m == 64 else JOINED
     if narrow and block_m == 64:

@@ -16,6 +16,7 @@
 
 #include "cli/call/error_rule.h"
 #include "contract/fixture.h"
+#include "support/cases/cache.h"
 #include "support/cases/fp8.h"
 
 namespace fa3::test {
@@ -293,6 +294,32 @@ TEST_P(Huge, split_keys_packed_sequences_and_windows) {
         // A merge by the LSE cannot tell how many keys share a part (docs/numerics.md).
         if (c.num_splits > 1 && engine().merges_by_lse) continue;
         expect_right({c, score, Source::scale, leaders});
+      }
+    }
+  }
+}
+
+// Kernels that cannot compute such scores a second time: over pages, or rows of 8 columns and some.
+TEST_P(Huge, keys_in_pages_and_odd_columns) {
+  for (double score : {1e5, 1e9}) {
+    for (int64_t dim : {64, 96, 100, 128, 192, 256}) {
+      for (int64_t rows : {3, 300}) {
+        for (Leaders leaders : {Leaders::all, Leaders::two}) {
+          HugeCase h{dense_case(2, rows, 530, 2, 1, dim, dim, FA3_BFLOAT16), score, Source::scale,
+                     leaders};
+          h.c.causal = rows > 3;
+          h.c.num_splits = 1;
+          const Inputs inputs = inputs_of(&h);
+          const Textbook book = textbook_forward(h.c, inputs);
+          if (does(h.c)) EXPECT_TRUE(forward_is_right(h, book, forward(h.c, inputs)));
+          const Cached cached = in_cache(h.c, inputs, {.page_size = 16});
+          const std::string reason = refusal(engine(), cached.c, cached.inputs);
+          if (!reason.empty()) {
+            leave_out(reason);
+            continue;
+          }
+          EXPECT_TRUE(forward_is_right(h, book, forward(cached.c, cached.inputs))) << "in pages";
+        }
       }
     }
   }

@@ -22,6 +22,12 @@ __device__ __forceinline__ void look_for_references(Consumer<C>& c, const RowSta
   if (__any_sync(0xffffffff, lacks_one)) go_online(c);
 }
 
+// Whether rare code takes blocks with huge scores. Otherwise online steps take them as they come.
+template <Kernel C>
+__device__ __forceinline__ bool recomputes_huge_scores(const Consumer<C>& c) {
+  return C.guarded() && ScoresOf<C>::kRebases && can_recompute<C>(c.params);
+}
+
 // The online step of a block, behind its mask.
 template <Kernel C>
 __device__ __forceinline__ void weigh_online(Consumer<C>& c, ThreadTile<C>& r, bool starts_tile,
@@ -36,7 +42,11 @@ __device__ __forceinline__ void weigh_online(Consumer<C>& c, ThreadTile<C>& r, b
     online_step<1>(r.scores, r.rows, c.scores, result);
     return;
   }
-  online_step<kRowsPerThread, !C.guarded()>(r.scores, r.rows, c.scores, result);
+  if (recomputes_huge_scores(c)) {
+    online_step<kRowsPerThread, false>(r.scores, r.rows, c.scores, result);
+  } else {
+    online_step(r.scores, r.rows, c.scores, result);
+  }
   if (ScoresOf<C>::kMayHide && C.guarded() && starts_tile) look_for_references(c, r.rows);
 }
 
@@ -62,7 +72,7 @@ __device__ __forceinline__ void lose_scores(Consumer<C>& c, ScoreStep<C>& result
 template <Kernel C>
 __device__ __forceinline__ void lose_huge_scores(Consumer<C>& c, const RowState& rows,
                                                  ScoreStep<C>& result) {
-  if (C.guarded() && ScoresOf<C>::kRebases && any_is_large(rows.ref)) lose_scores(c, result);
+  if (recomputes_huge_scores(c) && any_is_large(rows.ref)) lose_scores(c, result);
 }
 
 // After this many fired guards in a tile a warp takes the rest of it by online steps: one costs

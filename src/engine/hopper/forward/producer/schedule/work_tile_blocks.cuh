@@ -10,6 +10,19 @@
 namespace fa3::hopper {
 
 template <Kernel C>
+__device__ __forceinline__ bool has_pages(const ForwardParams& params) {
+  return (C.general() || C.always_splits()) && params.paged.page_size > 0;
+}
+
+// Whether lost scores of this launch can be computed again: 16 bytes of a row at a time, and not by
+// every kernel from pages.
+template <Kernel C>
+__device__ __forceinline__ bool can_recompute(const ForwardParams& params) {
+  if (has_pages<C>(params) && !consumer_tuning(C).recomputes_pages) return false;
+  return !C.general() || params.q.columns % kCopyColumns == 0;
+}
+
+template <Kernel C>
 class WorkTileBlocks {
   using Edge = decltype(WorkTileOf<C>::Blocks::edge);
 
@@ -20,9 +33,7 @@ class WorkTileBlocks {
   __device__ __forceinline__ bool has_varlen_metadata() const {
     return C.general() && params_.sequences;
   }
-  __device__ __forceinline__ bool paged() const {
-    return C.general() && params_.paged.page_size > 0;
-  }
+  __device__ __forceinline__ bool paged() const { return has_pages<C>(params_); }
   __device__ __forceinline__ bool is_split() const {
     return C.always_splits() || (C.can_split() && params_.schedule.is_active());
   }
@@ -57,11 +68,7 @@ class WorkTileBlocks {
     const bool ends_in_zeros = params_.q_is_clipped || seqlen_q == params_.seqlen_q;
     if ((has_varlen_metadata() || is_split()) && !ends_in_zeros && past_end > seqlen_q)
       blocks.online_from = 0;
-    // Lost scores are computed again 16 bytes of a row at a time, and not by every kernel from
-    // pages.
-    if ((paged() && !consumer_tuning(C).recomputes_pages) ||
-        (C.general() && params_.q.columns % kCopyColumns != 0))
-      blocks.online_from = 0;
+    if (!can_recompute<C>(params_)) blocks.online_from = 0;
     return blocks;
   }
 
