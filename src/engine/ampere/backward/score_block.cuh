@@ -138,7 +138,7 @@ struct ScoreBlock {
     }
   }
 
-  // Those scores -> P, packed without what is dropped; its other form goes to shared memory.
+  // Scores of prepare() -> P, packed without dropped weights; P's other form goes to shared memory.
   static __device__ __forceinline__ void exponentiate_scored(Packed& packed, Scores& scores,
                                                              uint32_t lse_row,
                                                              const BackwardParams& params,

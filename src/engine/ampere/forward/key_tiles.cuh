@@ -95,7 +95,7 @@ class KeyTiles {
     return copies<true, false, kEachSoon>(block - 1);
   }
 
-  // That at once, by a warp that has no products.
+  // Asks for all of these copies in one call, for a warp that issues no products.
   __device__ __forceinline__ void ask_under_keys(int block) const {
     if constexpr (C.stages == 2) {
       ask_both(block - 1);

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kSumWarps* kWarpSize)
   for (int c = 0; c < kChannels; ++c) to[c] = sum.x[c];
 }
 
-// The same for what streams: a thread has four neighbouring channels of a block's rows. blockIdx is
+// Sums of streamed tensors: a thread has four neighbouring channels of a block's rows. blockIdx is
 // (fours of all heads, block, batch).
 template <class T>
 __global__ void __launch_bounds__(kFoursThreads, kFoursCtas)

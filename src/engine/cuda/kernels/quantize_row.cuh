@@ -41,7 +41,7 @@ struct RowLane {
   __device__ int in_warp(int other) const { return first_lane + (has_row() ? other : lane); }
 };
 
-// The same as they are in memory.
+// A lane's channels of a row as they are in memory.
 template <class T>
 struct Packed {
   uint4 bits[sizeof(T) * kChannels / sizeof(uint4)];

@@ -103,7 +103,7 @@ class StreamCopies {
     }
   }
 
-  // The same for 64 rows, of which 32 chunks are one or more.
+  // copy_rows() for a whole block of 64 rows, where 32 chunks are one or more rows.
   __device__ void copy_whole(const T* rows, uint32_t to) const {
     constexpr int kAtOnce = 8;
     const int64_t further = s_.p.x.row_stride * (kWarpSize / chunks_);

@@ -46,7 +46,7 @@ class DistanceSums {
     float sum = sums_[0];
     const float below = __shfl_down_sync(kAll, sums_[1], kQuadLanes);
     if (row < 7) sum += below;
-    // Those of the first row, below which there is none, lie on the second row's first ones.
+    // The second sums of the last row, which has none below, lie on the second row's first ones.
     const float other = __shfl_sync(kAll, sums_[1], lane == kCorner ? 3 : (lane - 5) & kCorner);
     if (row == 1 && pair > 0) sum += other;
     // Two rows on and a pair of columns on is the same diagonal: up to four such lanes.

@@ -257,9 +257,9 @@ __device__ __forceinline__ bool can_rescale_after_guard(const Result& result) {
                                     largest_sum(result, 1) <= kLargestRescalable);
 }
 
-// The same where P begins far below 1: all rows move whose largest P has outgrown kTop, which saves
-// them a fired guard of their own. Factors may be too small for a float, so P is multiplied twice;
-// what was before is then too small for one too.
+// rescale_after_guard() where P begins far below 1. All rows move whose largest P has outgrown
+// kTop: no guard has to fire for them. A factor may be too small for a float, so P is multiplied
+// twice; earlier sums are then too small for a float, too.
 template <class Score, int Count>
 __device__ __forceinline__ void rescale_grown_rows(float (&p)[Count], RowState& rows,
                                                    typename Score::Result& result) {

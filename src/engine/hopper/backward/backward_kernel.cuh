@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
   const KeyBlockWork<C> work(params, int(blockIdx.x),
                              reinterpret_cast<BackwardSmem<C>*>(raw_smem)->work);
 
-  // The same in all lanes, and known to be: the branch below must not diverge.
+  // Equal in all lanes, and known to be: the branch below must not diverge.
   const int warp = uniform(threadIdx.x / kWarpSize);
   const int warpgroup = warp / kWarpsPerWarpgroup;
 

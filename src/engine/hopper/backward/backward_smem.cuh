@@ -98,7 +98,7 @@ struct BackwardSmem {
       pair_pipeline;
 };
 
-// The same by shared-memory addresses, which the hardware's instructions take.
+// BackwardSmem by shared-memory addresses, which the hardware's instructions take.
 template <BackwardConfig C>
 struct BackwardAddresses {
   using Smem = BackwardSmem<C>;

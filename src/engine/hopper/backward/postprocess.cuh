@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_part(const RowTensor& to, const Tile& tile
   }
 }
 
-// The same in float32.
+// Stores a part of a tile's rows in float32.
 template <BackwardConfig C>
 __device__ __forceinline__ void store_wide_part(const PostprocessParams& p, const RowTile& tile,
                                                 int part, float (&sums)[C.dq_accum().columns() / 2],

@@ -25,7 +25,7 @@ struct RowTile {
   }
 };
 
-// The same with PackGQA: `head` is a head pack's number, and a sequence has as many times more
+// A RowTile with PackGQA: `head` is a head pack's number, and a sequence has as many times more
 // rows.
 struct PackedRowTile : RowTile {
   PackGqa pack;

@@ -44,7 +44,7 @@ struct BackwardConfig {
     if (other.keeps_p()) {  // which takes shared memory from Q and dO
       other.block_m = 64;
       other.stages = 3;
-      // They would cost the key warpgroups 8 registers. But who walks lists has no other work.
+      // Helpers would cost the key warpgroups 8 registers; with lists they have work to do.
       other.helpers = block_mask;
     }
     return other;
@@ -165,8 +165,8 @@ struct BackwardConfig {
   FA3_HD constexpr int k_stages() const { return persistent ? 2 : 1; }
   // A pair leaves room for what the two exchange. Where dK and dV are split, dO comes in halves of
   // the columns, in three stages: dV's sum is done with the first half before dP needs the next.
-  // Else dO has the stages of dS: a step reads dO in its first half alone, and the key warpgroups
-  // release it there.
+  // Other pairs give dO the stages of dS: a step reads dO in its first half alone, and the key
+  // warpgroups release it there.
   FA3_HD constexpr int d_o_parts() const { return splits_dkv() ? ctas() : 1; }
   FA3_HD constexpr bool d_o_goes_with_ds() const { return pairs() && !splits_dkv(); }
   FA3_HD constexpr int d_o_stages() const {

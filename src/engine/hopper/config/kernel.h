@@ -79,7 +79,7 @@ struct Shape {
   bool operator==(const Shape&) const = default;
 };
 
-// Of a score function. No built kernel has one.
+// A score function's captured tensors. No built kernel has one.
 struct Captured {
   Ahead ahead = Ahead::kNothing;
   bool may_hide = false;  // the function hides keys

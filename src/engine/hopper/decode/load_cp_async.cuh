@@ -52,7 +52,7 @@ class CpAsyncKvLoader {
     return wait();
   }
 
-  // It has been read: a stage further on is asked for. A group of copies may have none.
+  // The stage has been read: a later one is asked for. A group of copies may have none.
   __device__ __forceinline__ void release_k() {
     release<Stages::kStages % 2 == 0>();
   }

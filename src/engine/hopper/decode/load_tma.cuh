@@ -68,7 +68,7 @@ class TmaKvLoader {
     return v;
   }
 
-  // It has been read: a stage further on is asked for.
+  // The stage has been read: a later one is asked for.
   __device__ __forceinline__ void release_k() {
     release<Stages::kStages % 2 == 0>();
   }

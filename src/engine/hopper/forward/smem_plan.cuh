@@ -112,7 +112,7 @@ struct SmemPlan {
                 C.tiles_in_smem().stage_bytes() % kSmemAlignment == 0);
 };
 
-// The same plan by shared-memory addresses, which is what the hardware's instructions take.
+// SmemPlan by shared-memory addresses, which is what the hardware's instructions take.
 template <Kernel C>
 struct SmemAddresses {
   uint32_t base;

@@ -38,7 +38,7 @@ struct E4m3Preparation {
 };
 cudaError_t prepare_e4m3(const E4m3Preparation& preparation, cudaStream_t stream);
 
-// The same of a V that is transposed already, of sequences of `keys`: scales, and the counter.
+// For a V that is transposed already, of sequences of `keys`: scales and the counter alone.
 cudaError_t prepare_scales(const E4m3Preparation& preparation, int keys, cudaStream_t stream);
 
 // lse += scale * q . mean, q being what the e4m3 numbers stand for.

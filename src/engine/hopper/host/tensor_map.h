@@ -39,7 +39,7 @@ bool encode_slab_map(CUtensorMap& map, const TensorSpan& tensor, Element element
 bool encode_clipped_map(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& tensor,
                         Element element, tile::TileLayout layout);
 
-// The same with PackGQA, for a tensor of one batch entry: dimensions {column, packed head, row
+// A clipped map with PackGQA, for a tensor of one batch entry: dimensions {column, packed head, row
 // of the tile, row, head pack}. The tile has `box_rows` rows, heads packed.
 bool encode_clipped_queries(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& tensor,
                             Element element, tile::TileLayout layout, int box_rows,

@@ -25,7 +25,7 @@ constexpr auto entries_of(const EntryOf& entry) {
   (std::make_index_sequence<kRows.size()>());
 }
 
-// Of a row of kForward (forward_entry.h) or kBackward (backward_entry.h).
+// The entry of a row of kForward (forward_entry.h) or kBackward (backward_entry.h).
 template <class Row>
 auto entry_of(const Row& row, cuda::Element element) {
   using cuda::Element;

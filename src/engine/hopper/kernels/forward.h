@@ -41,7 +41,7 @@ constexpr auto varlen_and_capped(const Row& tile) {
 constexpr auto split_and_capped(const Row& tile) {
   return std::array{in(Tiles::kSplit, tile), in(Tiles::kSplit, tile, Scores::kCapped)};
 }
-// Of one length, in front of these.
+// The form for sequences of one length stands in front of the others.
 constexpr auto in_three_forms(const Row& tile) {
   return join(alone(in(Tiles::kDense, tile)), varlen_and_capped(tile));
 }

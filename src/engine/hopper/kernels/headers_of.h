@@ -51,7 +51,7 @@ constexpr std::string_view header_of(KvLoaderKind loader) {
   return {};
 }
 
-// Of the policies and of the loop; empty: those that every kernel's source has.
+// Headers of the policies and of the loop; empty: every kernel's source has it.
 constexpr std::string_view header_of_scores(const Kernel& c) {
   if (c.e4m3()) return "engine/hopper/forward/policies/scores_e4m3.cuh"sv;
   if (c.dequantizes()) return "engine/hopper/forward/policies/scores_cached.cuh"sv;

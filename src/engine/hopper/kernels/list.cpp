@@ -26,7 +26,7 @@ constexpr bool have_same_parts(const BackwardConfig& a, const BackwardConfig& b)
 template <const auto& kRows>
 constexpr Line line_of(std::string_view pass, size_t row) {
   const auto kernel = kernel_of(kRows[row], Element::kBf16);
-  // Of rows that differ in sizes alone, the first one.
+  // The first of the rows that differ in sizes alone.
   const bool is_sample = std::none_of(kRows.begin(), kRows.begin() + row, [&](const auto& other) {
     return other.built && have_same_parts(other.kernel, kernel);
   });
@@ -49,7 +49,7 @@ constexpr bool are_unique(const Names& names) {
   return true;
 }
 
-// Of each built row what of(row) says.
+// The values of of(row) for the built rows.
 template <const auto& kRows, class Of>
 constexpr auto of_built_rows(const Of& of) {
   const auto is_built = [](const auto& row) { return row.built; };

@@ -34,7 +34,7 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) {
   return __shfl_sync(0xffffffff, x, 0);
 }
 
-// The same by a reduction, which leaves its result in a uniform register: what is computed from it
+// uniform() by a reduction, which leaves its result in a uniform register: what follows from it
 // is uniform arithmetic. Measured: of K's and V's stage in every step 0.5 to 2.4% faster than
 // shuffled operands; of Q's slower.
 __device__ __forceinline__ uint32_t uniform_stage(uint32_t stage) {

@@ -19,7 +19,7 @@ bool reads_single_rows(const KeyPlaces& places, const Lengths& keys);
 
 // The least variant that can do the problem.
 Variant variant_of(const Problem& problem);
-// The same of kernels that walk lists, which have the rule in them.
+// The least variant of kernels that walk lists, which have the rule in them.
 Variant variant_of_lists(const Problem& problem);
 
 }  // namespace fa3::hopper

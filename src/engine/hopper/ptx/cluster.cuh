@@ -22,8 +22,8 @@ __device__ __forceinline__ void cluster_arrive() {
   cuda::disturb();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// The same for threads that have nothing to show: release waits until the GPU sees all that a
-// thread has written, sums in global memory too.
+// cluster_arrive() for threads with nothing to show: a release waits until the GPU sees all that
+// the thread has written, sums in global memory too.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   cuda::disturb();
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");

@@ -9,7 +9,7 @@ __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for global memory: by the thread that stored, and by the one that has found that out and
+// fence_proxy_async() for global memory: by the thread that stored, and by the one that knows and
 // asks TMA for it.
 __device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");

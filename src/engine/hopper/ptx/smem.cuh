@@ -29,7 +29,7 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t row, const uint32_t (&matri
                : "memory");
 }
 
-// The same matrices transposed: a lane's neighbours lie in two rows.
+// stmatrix_x4() of transposed matrices: a lane's neighbours lie in two rows.
 __device__ __forceinline__ void stmatrix_x4_trans(uint32_t row, const uint32_t (&matrices)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])

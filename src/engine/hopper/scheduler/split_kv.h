@@ -97,7 +97,7 @@ struct SplitKvSchedule {
            (!places.elsewhere || places.entries >= sequences.batch);
   }
 
-  // The same schedule where is_for_decoding(): constants for what is known then, so that the
+  // This schedule where is_for_decoding(): constants for what is known then, so that the
   // compiler leaves out the rest. `may_be_whole`: tiles may have one split each.
   FA3_HD constexpr SplitKvSchedule for_decoding(bool may_be_whole = false) const {
     SplitKvSchedule schedule = *this;
@@ -195,7 +195,7 @@ struct SplitKvSchedule {
   }
 };
 
-// The same where stream-K may have tiles in pairs, for sequences of one length that the host knows.
+// A schedule of tiles in pairs under stream-K, for sequences of one length that the host knows.
 struct PairedKvSchedule : SplitKvSchedule {
   static constexpr bool kMayPair = true;
 

@@ -32,7 +32,7 @@ struct SplitPlace : NoPlace {
   int partial;  // of the split's results (split_kv.h), or TileSplit::kNotSplit
 };
 
-// The same where the CTA that opens a tile may combine its splits (combine/combine_opener.cuh).
+// Tiles whose splits the CTA that opens them may combine (combine/combine_opener.cuh).
 struct OpenedPlace : NoPlace {
   int partial;
   int later_splits;  // of the tile, whose results it adds to this split's
@@ -52,7 +52,7 @@ struct ListPlace : NoPlace {
   const cuda::ListedBlock* blocks;
 };
 
-// The same of sequences that have lengths of their own.
+// A block mask over sequences that have lengths of their own.
 struct VarlenListPlace {
   const cuda::ListedBlock* blocks;
   int sequence;

@@ -22,7 +22,7 @@ FA3_HD constexpr StoredPlace stored_place(int thread) {
   return {thread / kWarpSize * kRowsPerWarp + lane % 16, lane / 16 * 8};
 }
 
-// The same for a tile that is to hold the transpose: its rows are the accumulator's columns.
+// stored_place() in a tile that holds the transpose: its rows are the accumulator's columns.
 FA3_HD constexpr StoredPlace stored_place_transposed(int thread) {
   const int lane = thread % kWarpSize;
   return {lane / 16 * 8 + lane % 8, thread / kWarpSize * kRowsPerWarp + lane / 8 % 2 * 8};

@@ -164,7 +164,7 @@ struct ScoreTile {
     }
   }
 
-  // The same, and P's other form goes to shared memory, for differentiate(): times the softcap's
+  // S -> P, and P's other form goes to shared memory, for differentiate(): times the softcap's
   // derivative, and negative where P is dropped.
   static __device__ __forceinline__ void exponentiate(Scores& scores, uint32_t lse_row,
                                                       const Score& score, uint32_t p_smem,
@@ -217,7 +217,7 @@ struct ScoreTile {
       differentiate(dp, step, p[step], &delta[step * kStepStatistics], dropout);
     }
   }
-  // The same, with deltas from shared memory: beside signed P and dV's operand registers do not
+  // dP -> dS, with deltas from shared memory: beside signed P and dV's operand registers do not
   // last for them.
   static __device__ __forceinline__ void differentiate(Scores& dp, const Packed& p,
                                                        uint32_t delta_row,
@@ -229,7 +229,7 @@ struct ScoreTile {
       differentiate(dp, step, p[step], delta, dropout);
     }
   }
-  // The same, from P as store_packed() or exponentiate() has left it.
+  // dP -> dS, from P as store_packed() or exponentiate() has left it.
   static __device__ __forceinline__ void differentiate(Scores& dp, uint32_t smem,
                                                        const Statistics& delta,
                                                        const DropoutHook& dropout) {
@@ -279,7 +279,7 @@ struct ScoreTile {
     }
   }
 
-  // That operand where exponentiate() has left P's other form at `smem`.
+  // The operand of dV's product where exponentiate() has left P's other form at `smem`.
   static __device__ __forceinline__ void pack_kept(Packed& packed, const Scores& p, uint32_t smem) {
     if constexpr (C.dropout && !C.capped()) {
       load_packed(packed, smem);

@@ -144,7 +144,7 @@ __device__ __forceinline__ void attend_peaked(Consumer<C>& c, ThreadTile<C>& r, 
   }
 }
 
-// The same where tiles' first steps are compiled apart: in the order above, the loop of steps
+// attend_peaked() where tiles' first steps are compiled apart: in its order, the loop of steps
 // spills.
 template <Kernel C>
 __device__ __forceinline__ void attend_peaked_starts_apart(Consumer<C>& c, ThreadTile<C>& r,

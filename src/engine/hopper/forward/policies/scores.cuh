@@ -64,7 +64,7 @@ struct PreparedScores : Hook, ScoreVerbs {
   __device__ __forceinline__ void finish(Consumer&, Tile& r) const {
     Hook::prepare(r.scores);
   }
-  // The same of products that are computed a second time.
+  // finish() for products that are computed a second time.
   template <class Consumer, class Tile>
   __device__ __forceinline__ void recompute(Consumer& c, Tile& r) const {
     finish(c, r);

@@ -31,7 +31,7 @@ struct DescaledValues {
     }
   }
 
-  // The same, and normalises rows: what is left is to multiply them by `factor`, which is the
+  // restore(), and normalises rows: what is left is to multiply them by `factor`, which is the
   // inverse of the row's sum of P before. A row without P has an O of 0, whatever the scale.
   template <int Count>
   __device__ __forceinline__ void restore_normalised(float (&output)[Count],

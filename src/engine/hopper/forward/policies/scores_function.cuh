@@ -77,19 +77,34 @@ class CapturedCursor {
   PipelineState<C.captured_stages()> state_;
 };
 
-// The same by tiles of a captured tensor.
+// A policy with such a cursor.
+template <class Base, Kernel C>
+struct WithCapturedTiles : Base {
+  using Base::Base;
+
+  template <class Consumer>
+  __device__ __forceinline__ void pass_block(const Consumer& c) {
+    captured_.wait(c);
+    captured_.release(c);
+  }
+
+ protected:
+  CapturedCursor<C> captured_;
+};
+
+// ReplacedScores that read tiles of a captured tensor.
 template <Kernel C>
-struct ReplacedByTile : ReplacedScores<C> {
-  using ReplacedScores<C>::ReplacedScores;
+struct ReplacedByTile : WithCapturedTiles<ReplacedScores<C>, C> {
+  using WithCapturedTiles<ReplacedScores<C>, C>::WithCapturedTiles;
 
   template <class Consumer, class Tile>
   __device__ __forceinline__ void finish(Consumer& c, Tile& r) {
     const WorkTileOf<C>& work = c.work_tile();
     const int first_row = c.first_row_of(work);
-    const uint32_t tile = captured_.wait(c);
+    const uint32_t tile = this->captured_.wait(c);
     this->template prepare_by_tile<C>(r.scores, tile, c.warp(), c.params, work, first_row,
                                       c.tile.first_key());
-    captured_.release(c);
+    this->captured_.release(c);
   }
   // The tile is gone.
   template <class Consumer, class Tile>
@@ -98,14 +113,6 @@ struct ReplacedByTile : ReplacedScores<C> {
     ReplacedScores<C>::Hook::prepare(r.scores, r, c.params, work, c.first_row_of(work),
                                      c.tile.first_key());
   }
-  template <class Consumer>
-  __device__ __forceinline__ void pass_block(const Consumer& c) {
-    captured_.wait(c);
-    captured_.release(c);
-  }
-
- private:
-  CapturedCursor<C> captured_;
 };
 
 // Scores begin with what the function adds, under the other warpgroups' products, and Q K^T is
@@ -136,25 +143,17 @@ struct AddedScores
 
 // By tiles of a captured tensor.
 template <Kernel C>
-struct AddedByTile : AddedScores<C> {
-  using AddedScores<C>::AddedScores;
+struct AddedByTile : WithCapturedTiles<AddedScores<C>, C> {
+  using WithCapturedTiles<AddedScores<C>, C>::WithCapturedTiles;
 
   template <class Consumer, class Tile>
   __device__ __forceinline__ void start(Consumer& c, Tile& r) {
     const WorkTileOf<C>& work = c.work_tile();
     const int first_row = c.first_row_of(work), first_key = c.tile.first_key();
-    const uint32_t tile = captured_.wait(c);
+    const uint32_t tile = this->captured_.wait(c);
     this->template start_by_tile<C>(r.scores, tile, c.warp(), c.params, work, first_row, first_key);
-    captured_.release(c);
+    this->captured_.release(c);
   }
-  template <class Consumer>
-  __device__ __forceinline__ void pass_block(const Consumer& c) {
-    captured_.wait(c);
-    captured_.release(c);
-  }
-
- private:
-  CapturedCursor<C> captured_;
 };
 
 // By terms of keys, which a product multiplies (config/key_term.h).

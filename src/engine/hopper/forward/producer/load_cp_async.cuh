@@ -128,7 +128,7 @@ class CpAsyncLoader {
     return places;
   }
 
-  // The same of a whole block from those of the block behind it. A division for each key would be a
+  // Places of a whole block, from those of the block behind it. A division for each key would be a
   // sixth of all that the warp does, and what it does the softmax beside it waits for.
   __device__ __forceinline__ Places places_before(const Places& next, const TileKeys& keys,
                                                   const int32_t* table, int block) const {

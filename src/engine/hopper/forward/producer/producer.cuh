@@ -15,7 +15,7 @@
 
 namespace fa3::hopper {
 
-// Of kernels with a score function.
+// Parts of kernels with a score function.
 template <Kernel C>
 class KeyTermWriter;
 template <Kernel C>

@@ -19,7 +19,7 @@ int64_t num_clusters(const BackwardPlan& plan) {
   return capped_product(plan.k_blocks.in_all, plan.call.k.heads);
 }
 
-// The same key blocks in clusters of the kernel that splits their steps, and how many run at once.
+// How many clusters of the kernel that splits steps hold the key blocks of `clusters` others.
 int64_t clusters_of_splits(const BackwardPlan& plan, int64_t clusters) {
   const int64_t keys = clusters * plan.kernel.config.keys_of_cluster();
   return ceil_div(keys, plan.kernel.splits.config.keys_of_cluster());

@@ -13,7 +13,7 @@
 
 namespace fa3::hopper {
 
-// Of a dense call, what rows for some of these ask.
+// A dense call, by what rows for some dense calls alone ask of it.
 struct DenseCall {
   int64_t queries = 0;
   int64_t keys = 0;

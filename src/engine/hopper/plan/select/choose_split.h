@@ -17,7 +17,7 @@ PackGqa most_packed(int64_t heads_per_kv_head, bool split = false);
 // Which query heads of a group share a tile: they read the same keys.
 PackGqa choose_pack(const Kernel& config, const ForwardCall& call);
 
-// The same of tiles that are split, or whole in a kernel for decoding: as many heads as save tiles,
+// The pack of tiles that are split, or whole in a kernel for decoding: as many heads as save tiles,
 // or as one tile of such a kernel holds. The others are packs of their own, whose ranges lie side
 // by side: they read the same keys at the same time, as tiles in a row would not.
 PackGqa choose_split_pack(const Kernel& config, const ForwardCall& call, int num_sms);

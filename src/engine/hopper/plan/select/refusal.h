@@ -10,7 +10,7 @@ namespace fa3::hopper {
 // OK if a kernel serves the call; if only decode kernels do, they may still not take it.
 Status check_served(const Request& r);
 
-// Of a call that decode kernels alone serve, and that they do not take (select_decode.h).
+// Refuses a call that decode kernels alone serve and do not take (select_decode.h).
 Status refuse_many_queries(const Request& r);
 
 }  // namespace fa3::hopper

@@ -12,9 +12,9 @@
 namespace fa3::hopper {
 namespace {
 
-// That the CTA which opens a tile combines, if lengths are even. Where they are not, a long tile
-// has more, which one SM loads: of 8 sequences for 16 ranges each a call took 2 us longer than with
-// a combine kernel (docs/lab/decoding.md).
+// Maximum number of splits that the opening CTA combines itself, if lengths are equal. Otherwise a
+// long tile has more splits, and one SM loads them all: with 8 sequences for 16 ranges each a call
+// took 2 us longer than with a combine kernel (docs/lab/decoding.md).
 constexpr int64_t kMostSplitsToOpener = 2;
 
 struct TiledCall {

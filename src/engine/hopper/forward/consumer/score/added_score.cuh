@@ -66,7 +66,7 @@ struct AddedScore : ScaledScore {
     start_in(products, run, place);
     return true;
   }
-  // The same, or by one element a row, if that is all of a block's.
+  // By one address a row, or by one element a row if a block has no other.
   template <int Count>
   __device__ __forceinline__ bool start_by_clamped_run(float (&products)[Count],
                                                        const ScorePlace& place) const {
