@@ -163,7 +163,10 @@ def table_rows(program: str) -> list[Row]:
         return []
     lines = subprocess.check_output([program, "--list"], text=True).splitlines()
     fields = [line.split() for line in lines]
-    return [Row(int(f[0]), f[1], int(f[2]), int(f[3]), *f[4:]) for f in fields]
+    # The ampere engine's rows end with their shared memory, "163 KB": its kernels are hashed whole.
+    return [
+        Row(int(f[0]), f[1], int(f[2]), int(f[3]), *(f[4:] if len(f) == 5 else ())) for f in fields
+    ]
 
 
 def groups(rows: list[Row]) -> list[list[Row]]:

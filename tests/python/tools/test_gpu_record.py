@@ -248,6 +248,16 @@ def test_the_bits_of_earlier_kernels_are_at_hand_where_the_build_has_them(tmp_pa
     }
 
 
+def test_rows_are_read_from_the_list_of_every_program(tmp_path):
+    program = tmp_path / "check"
+    program.write_text("#!/bin/sh\necho 0 forward 64 64 forward_7\necho 1 backward 64 128 163 KB\n")
+    program.chmod(0o755)
+    assert gpu_pieces.table_rows(str(program)) == [
+        gpu_pieces.Row(0, "forward", 64, 64, "forward_7"),
+        gpu_pieces.Row(1, "backward", 64, 128, ""),
+    ]
+
+
 def test_rows_of_one_head_dim_share_a_process_where_their_inputs_are_alike():
     listed = [("forward", 64), ("forward", 64), ("forward", 96), ("e4m3", 64), ("e4m3", 64)]
     rows = [gpu_pieces.Row(i, table, d, d) for i, (table, d) in enumerate(listed)]
