@@ -12,16 +12,17 @@ from pathlib import Path
 
 # What the CUDA engines share, bottom to top, and what each room may include.
 CUDA_ROOMS = {
+    "feature_params.h": "",
     "ptx/": "",
     "tile/": "ptx/",
     "softmax/": "tile/ ptx/",
     "mask/": "softmax/ tile/ ptx/",
-    "dropout/": "ptx/",
+    "dropout/": "feature_params.h ptx/",
     "backward/": "softmax/ tile/ ptx/",
-    "host/": "dropout/ softmax/ tile/",
+    "host/": "feature_params.h softmax/ tile/",
     "kernels/": "host/ ptx/",
     "engine_parts.h": "host/ kernels/",
-    "lists/": "host/ tile/ ptx/",
+    "lists/": "feature_params.h host/ tile/ ptx/",
     "jit/": "host/ softmax/ ptx/",
 }
 
@@ -46,9 +47,10 @@ HOPPER_ROOMS = {
     "pipeline/": "config/ ptx/",
     "host/": "config/ tile/",
     "scheduler/": "pipeline/ config/ host/ ptx/",
-    "forward_params.h": "scheduler/ config/",
+    "score_operands.h": "scheduler/",
+    "forward_params.h": "score_operands.h scheduler/ config/",
     "combine/": "forward_params.h scheduler/ pipeline/ config/ host/ ptx/",
-    "fp8/": "config/ host/ tile/ ptx/",
+    "fp8/": "forward_params.h config/ host/ tile/ ptx/",
     "forward/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
     "decode/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
     "backward/": "scheduler/ pipeline/ config/ tile/ ptx/",
@@ -57,7 +59,7 @@ HOPPER_ROOMS = {
     "instances/": "kernels/ forward/ decode/ backward/ config/",
     "plan/": "instances/ kernels/ fp8/ forward_params.h scheduler/ config/ host/",
     "launch/": "plan/ instances/ kernels/ backward/ fp8/ combine/ "
-    "forward_params.h scheduler/ config/ host/",
+    "forward_params.h score_operands.h scheduler/ config/ host/",
 }
 
 # The rooms of the ampere engine likewise.

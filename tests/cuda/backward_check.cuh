@@ -15,7 +15,7 @@
 #include "cuda/backward_reference.cuh"
 #include "cuda/device_array.cuh"
 #include "cuda/watchdog.h"
-#include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/feature_params.h"
 #include "engine/cuda/host/backward_call.h"
 
 namespace fa3::testing {

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 
+#include "core/dropout/dropout_call.h"
 #include "core/dropout/dropout_sums.h"
 #include "core/dropout/philox.h"
 #include "core/macros.h"
@@ -41,13 +42,6 @@ FA3_HD constexpr int dropout_word_of(int64_t query, int64_t key) {
 FA3_HD constexpr int dropout_half_of(int64_t key) {
   return static_cast<int>(key % 2);
 }
-
-// Where a call's first sequence, query head, query and key lie in what one mask is drawn for, so
-// that a part of it drops what the whole does. Queries and keys as words of the counter: they begin
-// at multiples of kDropoutQueries and kDropoutKeys.
-struct DropoutOrigin {
-  uint32_t sequence = 0, head = 0, query_word = 0, key_word = 0;
-};
 
 // The counter is (head, key word, sequence, query word). So in rounds 1 to 3 no product depends on
 // both the query and the key: they are made once for a query, and once for a key of a head.
@@ -143,41 +137,21 @@ constexpr uint32_t dropout_threshold(float p) {
   return nearest < 1 ? 1 : nearest > 65535 ? 65535 : nearest;
 }
 
-// What a call asks for.
-struct Dropout {
-  uint32_t threshold = 0;  // of 65536 weights are dropped; 0: no dropout, 65536: nothing is kept
-  uint64_t seed = 0, offset = 0;
-  const uint64_t* seed_at = nullptr;  // where they are instead; in the tensors' memory
-  const uint64_t* offset_at = nullptr;
-  DropoutOrigin origin;
-
-  FA3_HD constexpr bool on() const { return threshold != 0; }
-  // 1 / (1 - p) for the p of the draws; 0 where nothing is kept.
-  FA3_HD constexpr double scale() const {
-    return threshold == 65536 ? 0.0 : 65536.0 / (65536.0 - threshold);
-  }
-  FA3_HD constexpr bool drops_most() const { return threshold > 32768; }
-  // A draw below is rare: one of 2^15, or one more where `up`, as the highest bit of a call's first
-  // word says, which no draw depends on. So the rarer of dropped and kept has its 2^16th.
-  FA3_HD constexpr uint32_t limit(bool up) const {
-    return ((drops_most() ? 65536 - threshold : threshold) + up) / 2;
-  }
-  // Reads the scalars where there are pointers.
-  FA3_HD constexpr PhiloxKey call_key() const {
-    return dropout_call_key(seed_at != nullptr ? *seed_at : seed,
-                            offset_at != nullptr ? *offset_at : offset);
-  }
-  FA3_HD constexpr uint32_t query_word(int64_t query) const {
-    return origin.query_word + dropout_query_word(query);
-  }
-  FA3_HD constexpr uint32_t key_word(int64_t key) const {
-    return origin.key_word + dropout_key_word(key);
-  }
-  // call_key: call_key()'s.
-  FA3_HD constexpr DropoutHead head(PhiloxKey call_key, int64_t sequence, int64_t number) const {
-    return dropout_head(call_key, sequence, number, origin);
-  }
-};
+// Reads the scalars where there are pointers.
+FA3_HD constexpr PhiloxKey Dropout::call_key() const {
+  return dropout_call_key(seed_at != nullptr ? *seed_at : seed,
+                          offset_at != nullptr ? *offset_at : offset);
+}
+FA3_HD constexpr uint32_t Dropout::query_word(int64_t query) const {
+  return origin.query_word + dropout_query_word(query);
+}
+FA3_HD constexpr uint32_t Dropout::key_word(int64_t key) const {
+  return origin.key_word + dropout_key_word(key);
+}
+FA3_HD constexpr DropoutHead Dropout::head(PhiloxKey call_key, int64_t sequence,
+                                           int64_t number) const {
+  return dropout_head(call_key, sequence, number, origin);
+}
 
 // The keep mask of one query, key by key, fastest in their order.
 class DropoutRow {

@@ -5,10 +5,10 @@
 
 #include "core/mask/block_mask.h"
 #include "core/mask/mask_rule.h"
+#include "core/scales.h"
 #include "engine/ampere/tile/copied_rows.h"
 #include "engine/ampere/tile_schedule.h"
-#include "engine/cuda/dropout/dropout.h"
-#include "engine/cuda/softmax/cache_scales.h"
+#include "engine/cuda/feature_params.h"
 #include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/divisor.h"
@@ -35,13 +35,13 @@ struct ForwardParams {
   bool capped;
   cuda::SoftCap soft_cap;
   cuda::DropoutParams dropout;
-  cuda::ForwardOutput output;      // with splits: of partial results
-  int partial_batches;             // batch entries of the partial results of a split
-  cuda::CacheScales cache_scales;  // of kernels of quantized caches
-  bool cache_is_e5m2;              // likewise; else e4m3
-  bool output_is_plain;            // rows of whole 16 bytes, of the kernel's type
-  BlockMask block_mask;            // of kernels that look at one
-#ifdef FA3_SCORE_FUNCTION          // ScoredForwardParams of the host
+  cuda::ForwardOutput output;  // with splits: of partial results
+  int partial_batches;         // batch entries of the partial results of a split
+  CacheScales cache_scales;    // of kernels of quantized caches
+  bool cache_is_e5m2;          // likewise; else e4m3
+  bool output_is_plain;        // rows of whole 16 bytes, of the kernel's type
+  BlockMask block_mask;        // of kernels that look at one
+#ifdef FA3_SCORE_FUNCTION      // ScoredForwardParams of the host
   cuda::ScoreCaptures captures;
 #endif
 };

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one forward launch is given, by value, as a __grid_constant__. Filled by launch_forward.cpp.
+// For features that most kernels have not, numbers and pointers alone: what is done with them
+// stands with the policy, the scheduler or the loader of the kernels that have the feature.
 #pragma once
 
 #include <cuda.h>
 
 #include "core/mask/mask_rule.h"
-#include "engine/cuda/dropout/dropout.h"
-#include "engine/cuda/lists/block_list.h"
-#include "engine/cuda/softmax/cache_scales.h"
-#include "engine/cuda/softmax/score_captures.h"
+#include "core/scales.h"
+#include "engine/cuda/feature_params.h"
 #include "engine/cuda/softmax/soft_cap.h"
-#include "engine/hopper/config/e4m3_scales.h"
+#include "engine/hopper/config/kernel.h"
 #include "engine/hopper/scheduler/fast_divisor.h"
-#include "engine/hopper/scheduler/split_kv.h"
-#include "engine/hopper/scheduler/tiles_together.h"
+#include "engine/hopper/scheduler/split_kv_schedule.h"
+#ifdef FA3_SCORE_FUNCTION
+#include "engine/hopper/score_operands.h"
+#endif
 
 namespace fa3::hopper {
 
@@ -63,16 +65,32 @@ struct DecodeClusters {
   int parts_log2 = 0;
 };
 
-// Kernels with a score function.
-struct ScoreOperands {
-  cuda::ScoreCaptures captures;
-  CUtensorMap captured_map;  // of the tensor whose tiles the kernel loads, if it does
-  TilesTogether together;    // where sequences have one length, and no lists
-  // For products that begin with what the function adds to the score: the softmax scale * log2(e),
-  // and what the scale is divided out by.
-  float scale_log2;
-  float inverse_scale;
+// e4m3 operands (fp8/e4m3_scales.h).
+struct KeyScales;
+
+struct E4m3Params {
+  const KeyScales* keys;      // (sequences, kv heads, blocks)
+  const float* value_scales;  // (sequences, kv heads): the largest
+  int sequences;
+  int kv_heads;
+  int blocks;  // of a head
+  Descales<const float> query;
+  ChannelMeans<const float> value_mean;
+
+  FA3_HD constexpr int64_t head_at(int sequence, int kv_head) const {
+    return int64_t{sequence} * kv_heads + kv_head;
+  }
+  // `key` counts from the sequence's first.
+  FA3_HD inline const KeyScales* keys_at(int sequence, int kv_head, int key) const;
 };
+
+// V^T and scales may still be made when the forward kernel starts: a tile waits for its head.
+struct HeadsInWork {
+  const int* parts_done;  // (sequences, kv_heads); null: all of them were there before
+  int parts;              // of each head
+};
+
+struct CombineTile;
 
 struct ForwardParams {
   // 5-D maps with dimensions {column, packed head, row, head, batch}; general kernels have clipped
@@ -108,7 +126,7 @@ struct ForwardParams {
   cuda::PartialOutput partials;  // of split tiles
   CombineTile* combines;
   E4m3Params e4m3;
-  cuda::CacheScales cache_scales;
+  CacheScales cache_scales;
   bool cache_is_e5m2;  // else e4m3
   CpAsyncKeys cp_async;
   SplitCounters counts;  // for splits that are combined in the kernel; else cells are null
@@ -119,16 +137,9 @@ struct ForwardParams {
   HeadsInWork heads_in_work;
   CUtensorMap o_map;       // of kernels whose rows leave through shared memory; as q_map
   bool o_slabs_together;   // o_map has dimensions {column, row, slab, head, batch} instead
-#ifdef FA3_SCORE_FUNCTION  // ScoredForwardParams of the host
+#ifdef FA3_SCORE_FUNCTION  // ScoredForwardParams of the host (launch/launch_forward.h)
   alignas(CUtensorMap) ScoreOperands score;
 #endif
-};
-
-// What a kernel with a score function is given: for such a kernel, compiled at run time, the rest
-// is a part of ForwardParams.
-struct ScoredForwardParams {
-  ForwardParams forward;
-  alignas(CUtensorMap) ScoreOperands score;
 };
 
 // Threads copy this launch's keys: barriers count them too.

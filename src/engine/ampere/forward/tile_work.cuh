@@ -9,6 +9,7 @@
 #include "engine/ampere/config/forward_config.h"
 #include "engine/ampere/forward/masked_visits.cuh"
 #include "engine/ampere/forward_params.h"
+#include "engine/cuda/mask/key_window.h"
 #include "engine/cuda/mask/row_blocks.h"
 
 namespace fa3::ampere {

@@ -4,7 +4,8 @@
 // dropped where they are packed in pairs already: a comparison and an AND for two of them.
 #pragma once
 
-#include "engine/cuda/dropout/dropout.h"
+#include "core/dropout/dropout.h"
+#include "engine/cuda/feature_params.h"
 #include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/ptx/instructions.cuh"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda/host/backward_call.h"
 
-#include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/feature_params.h"
 #include "engine/cuda/host/forward_call.h"
 
 namespace fa3::cuda {

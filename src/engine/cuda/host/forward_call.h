@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/problem.h"
-#include "engine/cuda/softmax/cache_scales.h"
+#include "core/scales.h"
 #include "engine/cuda/tile/rows.h"
 #include "engine/cuda/tile/tensor_span.h"
 

@@ -416,13 +416,13 @@ Status plan_quantize(const QuantizeProblem& p, Plan* plan) {
   if (p.centred && p.batch * p.heads >= kMostHeads) {
     return unsupported("more than 2^31 heads of sequences, centred");
   }
-  *plan = {
-      .engine = "hopper",
-      .kernel = "quantizer",
-      .block_q = kRows,
-      .num_tasks = p.batch * p.heads * blocks,
-      .workspace_bytes = bytes_of([&](WorkspaceAllocator& allocator) { allocate(p, allocator); }),
-      .why = "Blocks of the rows that share a scale stay in registers."};
+  *plan = {.engine = "hopper",
+           .kernel = "quantizer",
+           .block_q = kRows,
+           .num_tasks = p.batch * p.heads * blocks,
+           .workspace_bytes =
+               fa3::bytes_of([&](WorkspaceAllocator& allocator) { allocate(p, allocator); }),
+           .why = "Blocks of the rows that share a scale stay in registers."};
   return {};
 }
 

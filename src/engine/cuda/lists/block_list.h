@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/mask/block_mask.h"
+#include "engine/cuda/feature_params.h"
 
 namespace fa3::cuda {
 
@@ -31,25 +32,11 @@ struct ListLength {
   int nth;  // if this is the n-th of its map: which list is the n-th by length, the longest last
 };
 
-// One list after the other, `capacity` apart.
-struct BlockLists {
-  const ListedBlock* blocks;
-  const ListLength* lengths;
-  int num_lists;  // of a map
-  int capacity;
-  bool by_batch, by_head;  // who has maps of their own
-  int heads;               // that have
-
-  FA3_HD int number(int batch, int head, int list) const {
-    return ((by_batch ? batch * heads : 0) + (by_head ? head : 0)) * num_lists + list;
-  }
-  // Which of a map's lists is the n-th by length, where they are ranked.
-  FA3_HD int ranked(int batch, int head, int n) const {
-    return lengths[number(batch, head, n)].nth;
-  }
-  FA3_HD const ListedBlock* blocks_of(int number) const {
-    return blocks + int64_t{number} * capacity;
-  }
-};
+FA3_HD inline int BlockLists::ranked(int batch, int head, int n) const {
+  return lengths[number(batch, head, n)].nth;
+}
+FA3_HD inline const ListedBlock* BlockLists::blocks_of(int number) const {
+  return blocks + int64_t{number} * capacity;
+}
 
 }  // namespace fa3::cuda

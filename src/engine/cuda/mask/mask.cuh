@@ -3,7 +3,7 @@
 // if its row must not see its key.
 #pragma once
 
-#include "engine/cuda/mask/key_window.h"
+#include "engine/cuda/mask/right_edge.h"
 #include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/cuda/tile/rows.h"

@@ -7,6 +7,8 @@
 
 namespace fa3::cuda {
 
+struct KeyWindow;
+
 // Keys end on the right: at the diagonal, which moves by a key a query, and where the sequence
 // ends.
 struct RightEdge {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "core/mask/key_blocks.h"
-#include "engine/cuda/mask/key_window.h"
 
 namespace fa3::cuda {
 

@@ -20,6 +20,19 @@ __device__ __forceinline__ void settle(uint32_t& x) {
   asm volatile("" : "+r"(x));
 }
 
+// The shared-memory address of a pointer into shared memory. Volatile: computed where it stands,
+// once, instead of again at every use.
+__device__ __forceinline__ uint32_t cvta_to_shared(const void* pointer) {
+  uint32_t address;
+  asm volatile(
+      "{\n.reg .u64 wide;\n"
+      "cvta.to.shared.u64 wide, %1;\n"
+      "cvt.u32.u64 %0, wide;\n}\n"
+      : "=r"(address)
+      : "l"(pointer));
+  return address;
+}
+
 // ---- Arithmetic: the hardware's 2^x, log2 and 1/x, and a paired conversion ----
 
 __device__ __forceinline__ float ex2(float x) {

@@ -1,23 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory read and written by threads, and its addresses.
+// Shared memory read and written by threads.
 #pragma once
 
 #include <cstdint>
 
 namespace fa3::cuda {
-
-// The shared-memory address of a pointer into shared memory. Volatile: computed where it stands,
-// once, instead of again at every use.
-__device__ __forceinline__ uint32_t cvta_to_shared(const void* pointer) {
-  uint32_t address;
-  asm volatile(
-      "{\n.reg .u64 wide;\n"
-      "cvta.to.shared.u64 wide, %1;\n"
-      "cvt.u32.u64 %0, wide;\n}\n"
-      : "=r"(address)
-      : "l"(pointer));
-  return address;
-}
 
 // Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8,
 // and gets of each matrix two neighbours of row l / 4.

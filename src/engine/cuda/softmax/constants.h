@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax in log2 units: constants, and what becomes of a scale.
+// Softmax in log2 units: constants, and what becomes of a scale. And whether this is the program of
+// a score function (score_captures.h).
 #pragma once
 
 #include <cfloat>
 #include <numbers>
 
 namespace fa3::cuda {
+
+#ifdef FA3_SCORE_FUNCTION
+inline constexpr bool kHasScoreFunction = true;
+#else
+inline constexpr bool kHasScoreFunction = false;
+#endif
 
 inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kLog2E = std::numbers::log2e_v<float>;

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
-#include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/softmax/softmax.cuh"
 
 namespace fa3::cuda {
@@ -34,47 +33,6 @@ struct ScaledScore {
     return __fmul_rn(product, scale_log2);
   }
 };
-
-// softcap * tanh(scale * product / softcap). Most blocks are small all over, so a warp looks once
-// and takes the polynomial for all of its products, or the long way.
-template <class Cap>
-struct CappedScoreOf {
-  Cap cap;
-
-  __device__ __forceinline__ void set_scale(float scale) { cap.set_scale(scale); }
-
-  template <int Count>
-  __device__ __forceinline__ void prepare(float (&products)[Count]) const {
-    float largest[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < Count; ++i) largest[i % 2] = fmaxf(largest[i % 2], fabsf(products[i]));
-    // NaN is not the largest: either way keeps it.
-    const bool small = fmaxf(largest[0], largest[1]) <= cap.largest_small;
-    if (__all_sync(0xffffffff, small)) {
-#pragma unroll
-      for (float& product : products) product = cap.of_small(product);
-    } else {
-#pragma unroll
-      for (float& product : products) product = of_any(product);
-    }
-  }
-
-  __device__ __forceinline__ float exponent(float score, float ref) const {
-    return score - ref;
-  }
-  __device__ __forceinline__ float reference(float score) const {
-    return score;
-  }
-
- private:
-  __device__ __forceinline__ float of_any(float product) const {
-    const float size = fabsf(product);
-    const float capped = cap.cap - 2 * cap.cap * rcp(ex2(size * cap.to_exponent) + 1);
-    return size <= cap.largest_small ? cap.of_small(product) : copysignf(capped, product);
-  }
-};
-
-using CappedScore = CappedScoreOf<SoftCap>;
 
 // A hook for P in 16 bits. P must survive packing to fp16 (65504) and sums in fp32: a thread adds
 // keys / 4 of P a row, so each is at most the bound: 256 on average, at most 256 * 256 / 4.

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "engine/cuda/softmax/constants.h"
+
 namespace fa3::cuda {
 
 // What the two 16-bit types of captured tensors are in memory.
@@ -39,10 +41,8 @@ struct ScoreOf : ScoreTraits {
 
 // A program defines FA3_SCORE_FUNCTION as the ScoreOf of its function.
 #ifdef FA3_SCORE_FUNCTION
-inline constexpr bool kHasScoreFunction = true;
 inline constexpr auto kScore = FA3_SCORE_FUNCTION;
 #else
-inline constexpr bool kHasScoreFunction = false;
 inline constexpr ScoreOf<float> kScore{};
 #endif
 using ScoreElement = decltype(kScore)::Element;

@@ -2,7 +2,7 @@
 // The score hook of e4m3 products. Next: score.cuh.
 #pragma once
 
-#include "engine/cuda/softmax/score.cuh"
+#include "engine/cuda/softmax/softcap_score.cuh"
 
 namespace fa3::cuda {
 

@@ -3,7 +3,7 @@
 // cache. Next: score.cuh.
 #pragma once
 
-#include "engine/cuda/softmax/score.cuh"
+#include "engine/cuda/softmax/softcap_score.cuh"
 
 namespace fa3::cuda {
 

@@ -8,7 +8,7 @@
 
 #include "core/seqlen.h"
 #include "engine/cuda/backward/query_scratch.h"
-#include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/feature_params.h"
 #include "engine/cuda/lists/block_list.h"
 #include "engine/cuda/softmax/score_gradient_params.h"
 #include "engine/cuda/softmax/soft_cap.h"

@@ -71,8 +71,7 @@ __device__ __forceinline__ void combine_rows(const ForwardParams& params, const 
     for (int r = 0; r < Rows; ++r) {
       const int tile_row = row + r * step;
       if (tile_row >= params.partials.rows) break;
-      finish_row<C.element, consumer_tuning(C).stores_any_rows>(sums[r], params.output, tile,
-                                                                tile_row, column);
+      finish_row<C.element, stores_any_rows(C)>(sums[r], params.output, tile, tile_row, column);
     }
   }
 }

@@ -241,4 +241,9 @@ struct Kernel {
   }
 };
 
+// A kernel's function, and the bytes of shared memory that it asks for: in forward_kernel.cuh and
+// decode_kernel.cuh.
+template <Kernel C>
+struct KernelOf;
+
 }  // namespace fa3::hopper

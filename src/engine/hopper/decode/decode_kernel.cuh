@@ -249,4 +249,11 @@ __global__ void __launch_bounds__(C.threads(), decode_shape(C).ctas_per_sm)
   run(CpAsyncKvLoader<C>(params, stages, warp_keys));
 }
 
+template <Kernel C>
+requires(C.is_decode()) struct KernelOf<C> {
+  static constexpr int kSmemBytes = sizeof(DecodeSmem<C>);
+  static_assert(kSmemBytes <= smem_bytes_of_each(decode_shape(C).ctas_per_sm));
+  static constexpr auto kFunction = &decode_kernel<C>;
+};
+
 }  // namespace fa3::hopper

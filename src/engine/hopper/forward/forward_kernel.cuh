@@ -6,7 +6,6 @@
 // (instances/forward_entry.cuh).
 #pragma once
 
-#include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/register_budget.h"
 #include "engine/hopper/forward/consumer/consumer.cuh"
 #include "engine/hopper/forward/producer/producer.cuh"
@@ -44,20 +43,13 @@ __global__ void __launch_bounds__(C.threads(), C.shape.ctas_per_sm)
     constexpr int kHelpers = kHelperWarps * ptx::kArrivalsOfWarp;
     constexpr int kLoads = Issuer::kArrivals;
     for (int w = 0; w < C.consumers(); ++w) at.q_pipeline(w).init(kConsumers / C.consumers());
-    if constexpr (kLoadsTile) at.captured_pipeline().init(kConsumers);
-    const auto init_without_helper = [&] {
+    ScoresOf<C>::init_pipelines(at, kConsumers);
+    if (Helper::takes_part(params)) {
+      Helper::init_pipelines(at, kConsumers);
+      at.work_tile_pipeline().init(kConsumers + kHelpers, kLoads);
+    } else {
       at.kv_pipeline().init(kConsumers);
       at.work_tile_pipeline().init(kConsumers, kLoads);
-    };
-    if constexpr (Helper::kExists) {
-      if (Helper::takes_part(params)) {
-        Helper::init_pipelines(at, kConsumers);
-        at.work_tile_pipeline().init(kConsumers + kHelpers, kLoads);
-      } else {
-        init_without_helper();
-      }
-    } else {
-      init_without_helper();
     }
     ptx::fence_mbarrier_init();
   }
@@ -72,11 +64,7 @@ __global__ void __launch_bounds__(C.threads(), C.shape.ctas_per_sm)
       // few SMs that are free first.
       if constexpr (Scheduler::kStartsEarly) ptx::griddepcontrol_launch_dependents();
     }
-    if constexpr (Helper::kExists) {
-      if (warp > 0 && Helper::takes_part(params)) {
-        Helper(params, smem, at, warp - 1).run();
-      }
-    }
+    if (warp > 0 && Helper::takes_part(params)) Helper(params, smem, at, warp - 1).run();
   } else {
     if constexpr (register_budget(C).consumer < register_budget(C).launch) {
       ptx::setmaxnreg_dec<register_budget(C).consumer>();
@@ -87,5 +75,11 @@ __global__ void __launch_bounds__(C.threads(), C.shape.ctas_per_sm)
     Scheduler::combine(params, smem.tiles);
   }
 }
+
+template <Kernel C>
+requires(!C.is_decode()) struct KernelOf<C> {
+  static constexpr int kSmemBytes = smem_bytes<C>();
+  static constexpr auto kFunction = &forward_kernel<C>;
+};
 
 }  // namespace fa3::hopper

@@ -8,7 +8,7 @@
 #include "core/key_places.h"
 #include "core/seqlen.h"
 #include "engine/cuda/tile/rows.h"
-#include "engine/hopper/config/e4m3_scales.h"
+#include "engine/hopper/fp8/e4m3_scales.h"
 #include "engine/hopper/tile/byte_square.h"
 
 namespace fa3::hopper {

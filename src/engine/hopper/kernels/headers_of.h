@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The headers that a kernel is made of, beside those that all have: of its tiles, its keys, its
-// policies and its loop. Its source includes them, a generated one or one that NVRTC compiles.
+// The headers that a kernel is made of: of the kernel, its tiles, its keys, its policies and its
+// loop. Its source includes them, a generated one or one that NVRTC compiles.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 namespace fa3::hopper {
 
 // Some are empty. Decode kernels, and the backward's, have one header for all.
-using KernelHeaders = std::array<std::string_view, 6>;
+using KernelHeaders = std::array<std::string_view, 7>;
 
 using std::literals::operator""sv;
 
@@ -72,8 +72,13 @@ constexpr std::string_view header_of_loop(const Kernel& c) {
 
 constexpr KernelHeaders headers_of(const Kernel& c) {
   if (c.is_decode()) return {"engine/hopper/decode/decode_kernel.cuh"sv};
-  return {header_of(c.scheduler()), header_of(c.kv_loader()), header_of_scores(c),
-          header_of_weights(c),     header_of_sum(c),         header_of_loop(c)};
+  return {"engine/hopper/forward/forward_kernel.cuh"sv,
+          header_of(c.scheduler()),
+          header_of(c.kv_loader()),
+          header_of_scores(c),
+          header_of_weights(c),
+          header_of_sum(c),
+          header_of_loop(c)};
 }
 
 constexpr KernelHeaders headers_of(const BackwardConfig&) {

@@ -53,9 +53,9 @@ constexpr Needs offers_of(const Kernel& c) {
   offers.set(kSoftcap, c.capped());
   offers.set(kSingleRows, copies_single_rows(c));
   // What leaves or enters shared memory.
-  const bool stores_any_rows = consumer_tuning(c).stores_any_rows && !c.e4m3();
-  offers.set(kFloat32Out, stores_any_rows || c.continued());
-  offers.set(kRowsNot8, stores_any_rows && !c.continued());
+  const bool any_rows = stores_any_rows(c) && !c.e4m3();
+  offers.set(kFloat32Out, any_rows || c.continued());
+  offers.set(kRowsNot8, any_rows && !c.continued());
   offers.set(kRowsNot16, !c.e4m3() && !c.dequantizes());
   offers.set(kNoCpAsync, !c.always_splits() || c.is_decode() || c.dequantizes());
   if (!c.transposes_v()) offers = offers | Needs{kValuesNotByTma, kTransposedValues, kNoKeys};

@@ -11,7 +11,7 @@
 #include "engine/cuda/host/launch.h"
 #include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/combine/combine_kernel.h"
-#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/config/e4m3_tuning.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
 
@@ -46,11 +46,10 @@ bool encode_q_map(ForwardParams& params, const ForwardPlan& plan) {
 
 bool encode_o_map(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& o) {
   const Kernel& c = plan.kernel.config;
-  if (!consumer_tuning(c).stages_rows) return true;
+  if (!stages_rows(c)) return true;
   const tile::TileLayout rows = c.tiles_in_smem().staged_o;
   const int heads = plan.tiling.pack.heads();
-  params.o_slabs_together =
-      consumer_tuning(c).sends_slabs_together && heads == 1 && o.columns == rows.columns;
+  params.o_slabs_together = sends_slabs_together(c) && heads == 1 && o.columns == rows.columns;
   return params.o_slabs_together
              ? encode_slab_map(params.o_map, o, c.element, rows, cuda::kRowsPerWarp)
              : encode_tensor_map(params.o_map, o, c.element, rows, cuda::kRowsPerWarp, heads);

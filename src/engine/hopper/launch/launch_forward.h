@@ -6,8 +6,16 @@
 #include <cuda_runtime_api.h>
 
 #include "engine/hopper/plan/forward_plan.h"
+#include "engine/hopper/score_operands.h"
 
 namespace fa3::hopper {
+
+// What a kernel with a score function is given, which for the kernel itself, compiled at run time,
+// is ForwardParams.
+struct ScoredForwardParams {
+  ForwardParams forward;
+  alignas(CUtensorMap) ScoreOperands score;
+};
 
 // What the launches of a plan do not have in common.
 struct LaunchOperands {

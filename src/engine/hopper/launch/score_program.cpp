@@ -10,8 +10,8 @@
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/config/config_text.h"
 #include "engine/hopper/config/key_term.h"
-#include "engine/hopper/forward_params.h"
 #include "engine/hopper/kernels/headers_of.h"
+#include "engine/hopper/launch/launch_forward.h"
 
 namespace fa3::hopper {
 namespace {
@@ -150,12 +150,13 @@ cuda::Program score_program(const fa3_score_function& score, const Kernel& confi
   const Kernel c = with_score(score, config, captured);
   return cuda::forward_program(
       score, traits_of(score, config, captured),
-      kernel_of("#include \"engine/hopper/forward/forward_kernel.cuh\"\n" + includes_of(c),
-                concat("constexpr Kernel kConfig = ", cuda::text_of(c),
-                       ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
-                       " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
-                       "template __global__ void forward_kernel<kConfig>("
-                       "const __grid_constant__ ForwardParams);\n")));
+      kernel_of(
+          "#include \"engine/hopper/forward/policies/scores_function.cuh\"\n" + includes_of(c),
+          concat("constexpr Kernel kConfig = ", cuda::text_of(c),
+                 ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
+                 " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
+                 "template __global__ void forward_kernel<kConfig>("
+                 "const __grid_constant__ ForwardParams);\n")));
 }
 
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c,

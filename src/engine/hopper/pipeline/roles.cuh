@@ -4,6 +4,7 @@
 #pragma once
 
 #include "engine/hopper/config/sm90.h"
+#include "engine/hopper/ptx/lanes.cuh"
 
 namespace fa3::hopper {
 
@@ -27,6 +28,11 @@ enum class NamedBarrier : int {
 
 // A turn passes between two warpgroups: one passes it, one waits.
 inline constexpr int kPingPongThreads = 2 * kWarpgroupSize;
+
+// Whether this lane arrives for its warp.
+__device__ __forceinline__ bool leads_warp() {
+  return ptx::kEveryLaneArrives || ptx::lane() == 0;
+}
 
 // Tells the compiler that all lanes of the warp agree on a value, so that it may live in the
 // uniform registers that matrix descriptors and addresses are read from.

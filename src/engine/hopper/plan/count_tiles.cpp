@@ -5,6 +5,7 @@
 
 #include "core/ceil_div.h"
 #include "core/workspace.h"
+#include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {
 namespace {

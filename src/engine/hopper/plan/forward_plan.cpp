@@ -9,6 +9,7 @@
 #include "core/workspace.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/select/choose_kv_loader.h"
+#include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {
 namespace {

@@ -4,13 +4,13 @@
 // of them where one has few registers: this gives a branch an address of its own.
 #pragma once
 
-#include "engine/hopper/ptx/smem.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
 
 namespace fa3::hopper::ptx {
 
 template <class T>
 __device__ __forceinline__ T& apart(T& shared) {
-  uint32_t address = cvta_to_shared(&shared);
+  uint32_t address = cuda::cvta_to_shared(&shared);
   asm volatile("" : "+r"(address));
   return *reinterpret_cast<T*>(__cvta_shared_to_generic(address));
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "engine/cuda/ptx/disturb.cuh"
-#include "engine/cuda/ptx/smem.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
 
 namespace fa3::hopper::ptx {
 

@@ -20,7 +20,7 @@
 #include <cstdint>
 
 #include "engine/cuda/mask/row_blocks.h"
-#include "engine/hopper/scheduler/sequence_tiles.h"
+#include "engine/hopper/scheduler/split_kv_schedule.h"
 
 namespace fa3::hopper {
 
@@ -61,139 +61,105 @@ struct CombineTiles {
   bool is_last[kMost];
 };
 
-// Rules without a left side are the usual case, and take fewer instructions.
-FA3_HD constexpr bool hides_right_only(const MaskRuleOf<int>& mask) {
-  return mask.left == mask.kUnbounded && mask.chunk == mask.kNoChunks;
+FA3_HD constexpr bool SplitKvSchedule::is_simple() const {
+  const Lengths& k = sequences.lengths_k;
+  const KeyPlaces& places = sequences.places;
+  return !sequences.lengths_q.varlen && !k.in_one_tensor && !k.padded_left && !places.indexed &&
+         (!places.elsewhere || places.entries >= sequences.batch);
 }
 
-struct SplitKvSchedule {
-  static constexpr bool kMayPair = false;
-  static constexpr int kStreamK = 0, kUnsplit = 1;  // values of num_splits
-  // No concatenation of sequences that keep their bounds is as long (choose_split.cpp). Of others
-  // the lengths may add up to anything: such calls do nothing.
-  static constexpr int kMostConcatenated = INT32_MAX / 2;
+FA3_HD constexpr SplitKvSchedule SplitKvSchedule::for_decoding(bool may_be_whole) const {
+  SplitKvSchedule schedule = *this;
+  schedule.sequences.lengths_q = {.max = sequences.lengths_q.max};
+  schedule.mask = {.right = mask.right};
+  schedule.num_splits = may_be_whole && num_splits == kUnsplit ? kUnsplit : kStreamK;
+  schedule.most_m_blocks = 1;
+  schedule.simple = true;
+  return schedule;
+}
 
-  VarlenMetadata sequences;  // lengths and places; its list is not used
-  MaskRuleOf<int> mask;
-  int block_n;
-  int num_splits;       // most splits of a tile, kStreamK or kUnsplit
-  int most_m_blocks;    // most query blocks of a sequence
-  bool simple = false;  // is_simple(), found on the host
+FA3_HD constexpr bool SplitKvSchedule::is_for_decoding() const {
+  return is_simple() && hides_right_only(mask) && num_splits <= kUnsplit && most_m_blocks == 1;
+}
 
-  FA3_HD constexpr bool is_active() const { return block_n > 0; }
-  FA3_HD constexpr bool is_stream_k() const { return num_splits <= kStreamK; }
+FA3_HD constexpr SequenceTiles SplitKvSchedule::sequence(int b) const {
+  if (!simple) return sequences.sequence(b);
+  const int32_t* used = sequences.lengths_k.seqused;
+  const int rows = int(sequences.lengths_q.max), most = int(sequences.lengths_k.max);
+  const int length = used != nullptr ? used[b] : most;
+  SequenceTiles s{};
+  s.queries = {.batch = b, .count = rows, .used = rows};
+  s.keys = {b, 0, within(length, most)};
+  s.order = order_of(rows);
+  s.number = b;
+  return s;
+}
 
-  // Stream-K alone:
-  int groups_log2 = 0;  // 2^groups_log2 concatenations, a divisor of the number of head packs
-  bool combine_by_tile = false;  // the combine list has an entry for each tile; else for each range
+FA3_HD constexpr int SplitKvSchedule::within(int length, int most) {
+  return length < 0 ? 0 : length < most ? length : most;
+}
 
-  // Queries are dense, and the keys of each sequence are the first of its own entry: as in most
-  // decode steps, whose smallest calls wait for little else than the schedule. Known without the
-  // arrays: a workspace query must get the answer that the call will need.
-  FA3_HD constexpr bool is_simple() const {
-    const Lengths& k = sequences.lengths_k;
-    const KeyPlaces& places = sequences.places;
-    return !sequences.lengths_q.varlen && !k.in_one_tensor && !k.padded_left && !places.indexed &&
-           (!places.elsewhere || places.entries >= sequences.batch);
-  }
+FA3_HD constexpr TileOrder SplitKvSchedule::order_of(int queries) const {
+  const int rows = sequences.pack.rows(queries);
+  const int m_blocks =
+      simple && most_m_blocks == 1 ? 1 : (rows + sequences.block_m - 1) / sequences.block_m;
+  return {m_blocks, sequences.num_packs, 1, 0};
+}
 
-  // This schedule where is_for_decoding(): constants for what is known then, so that the
-  // compiler leaves out the rest. `may_be_whole`: tiles may have one split each.
-  FA3_HD constexpr SplitKvSchedule for_decoding(bool may_be_whole = false) const {
-    SplitKvSchedule schedule = *this;
-    schedule.sequences.lengths_q = {.max = sequences.lengths_q.max};
-    schedule.mask = {.right = mask.right};
-    schedule.num_splits = may_be_whole && num_splits == kUnsplit ? kUnsplit : kStreamK;
-    schedule.most_m_blocks = 1;
-    schedule.simple = true;
-    return schedule;
-  }
-  FA3_HD constexpr bool is_for_decoding() const {
-    return is_simple() && hides_right_only(mask) && num_splits <= kUnsplit && most_m_blocks == 1;
-  }
+FA3_HD constexpr KvBlocks SplitKvSchedule::blocks_of(const SequenceTiles& s, int m_block) const {
+  const cuda::PackGqa pack = sequences.pack;
+  const int first_row = m_block * sequences.block_m;
+  const int begin = pack.query(first_row), past = pack.query(first_row + sequences.block_m);
+  const int used = s.queries.used;
+  if (begin >= used) return {0, 1};
+  const auto seen = [&](const MaskRuleOf<int>& rule) -> KvBlocks {
+    const KeyBlocks blocks = visited_blocks(
+        block_range(rule, begin, past < used ? past : used, used, s.keys.count), block_n);
+    return {blocks.first, blocks.end - blocks.first};
+  };
+  if (hides_right_only(mask)) return seen({.right = mask.right});
+  return seen(mask);
+}
 
-  FA3_HD constexpr SequenceTiles sequence(int b) const {
-    if (!simple) return sequences.sequence(b);
-    const int32_t* used = sequences.lengths_k.seqused;
-    const int rows = int(sequences.lengths_q.max), most = int(sequences.lengths_k.max);
-    const int length = used != nullptr ? used[b] : most;
-    SequenceTiles s{};
-    s.queries = {.batch = b, .count = rows, .used = rows};
-    s.keys = {b, 0, within(length, most)};
-    s.order = order_of(rows);
-    s.number = b;
-    return s;
+FA3_HD constexpr int SplitKvSchedule::most_blocks(const SequenceTiles& s) const {
+  const int all = (s.keys.count + block_n - 1) / block_n;
+  int most = all > 1 ? all : 1;
+  if (hides_right_only(mask)) return most;
+  if (mask.left != mask.kUnbounded && mask.right != mask.kUnbounded) {
+    const int queries = sequences.pack.query(sequences.block_m);
+    const unsigned reach = unsigned(mask.left) + unsigned(mask.right) + unsigned(queries);
+    const int in_window = int(reach / unsigned(block_n)) + 2;
+    if (in_window < most) most = in_window;
   }
-  static FA3_HD constexpr int within(int length, int most) {
-    return length < 0 ? 0 : length < most ? length : most;
+  if (mask.chunk != mask.kNoChunks) {  // the chunks of the first and the last query
+    const int queries = sequences.pack.query(sequences.block_m);
+    const int64_t in_chunks = (2 * int64_t{mask.chunk} + queries) / block_n + 2;
+    if (in_chunks < most) most = int(in_chunks);
   }
-  FA3_HD constexpr TileOrder order_of(int queries) const {
-    const int rows = sequences.pack.rows(queries);
-    const int m_blocks =
-        simple && most_m_blocks == 1 ? 1 : (rows + sequences.block_m - 1) / sequences.block_m;
-    return {m_blocks, sequences.num_packs, 1, 0};
-  }
+  return most;
+}
 
-  // The blocks that some row of a tile sees. A tile that sees nothing still visits one.
-  FA3_HD constexpr KvBlocks blocks_of(const SequenceTiles& s, int m_block) const {
-    const cuda::PackGqa pack = sequences.pack;
-    const int first_row = m_block * sequences.block_m;
-    const int begin = pack.query(first_row), past = pack.query(first_row + sequences.block_m);
-    const int used = s.queries.used;
-    if (begin >= used) return {0, 1};
-    const auto seen = [&](const MaskRuleOf<int>& rule) -> KvBlocks {
-      const KeyBlocks blocks = visited_blocks(
-          block_range(rule, begin, past < used ? past : used, used, s.keys.count), block_n);
-      return {blocks.first, blocks.end - blocks.first};
-    };
-    if (hides_right_only(mask)) return seen({.right = mask.right});
-    return seen(mask);
-  }
+FA3_HD constexpr int SplitKvSchedule::length_of(const SequenceTiles& s) const {
+  if (!is_stream_k()) return s.order.num_m_blocks;
+  return s.order.num_m_blocks * (s.order.num_packs >> groups_log2) * most_blocks(s);
+}
 
-  // The most blocks that a tile of the sequence may have.
-  FA3_HD constexpr int most_blocks(const SequenceTiles& s) const {
-    const int all = (s.keys.count + block_n - 1) / block_n;
-    int most = all > 1 ? all : 1;
-    if (hides_right_only(mask)) return most;
-    if (mask.left != mask.kUnbounded && mask.right != mask.kUnbounded) {
-      const int queries = sequences.pack.query(sequences.block_m);
-      const unsigned reach = unsigned(mask.left) + unsigned(mask.right) + unsigned(queries);
-      const int in_window = int(reach / unsigned(block_n)) + 2;
-      if (in_window < most) most = in_window;
-    }
-    if (mask.chunk != mask.kNoChunks) {  // the chunks of the first and the last query
-      const int queries = sequences.pack.query(sequences.block_m);
-      const int64_t in_chunks = (2 * int64_t{mask.chunk} + queries) / block_n + 2;
-      if (in_chunks < most) most = int(in_chunks);
-    }
-    return most;
-  }
+FA3_HD constexpr int SplitKvSchedule::add(int length, int other) {
+  const int sum = length + other;
+  return sum < kMostConcatenated ? sum : kMostConcatenated;
+}
 
-  // How long a sequence is in the concatenation: in KV blocks, or in query blocks.
-  FA3_HD constexpr int length_of(const SequenceTiles& s) const {
-    if (!is_stream_k()) return s.order.num_m_blocks;
-    return s.order.num_m_blocks * (s.order.num_packs >> groups_log2) * most_blocks(s);
-  }
-  // The sum of two lengths, neither of which is more.
-  static FA3_HD constexpr int add(int length, int other) {
-    const int sum = length + other;
-    return sum < kMostConcatenated ? sum : kMostConcatenated;
-  }
+FA3_HD constexpr bool SplitKvSchedule::concatenates_tiles() const {
+  return num_splits > kUnsplit && sequences.lengths_q.in_one_tensor;
+}
 
-  // Whether fixed splits find tiles in the concatenation; else each sequence has most_m_blocks.
-  FA3_HD constexpr bool concatenates_tiles() const {
-    return num_splits > kUnsplit && sequences.lengths_q.in_one_tensor;
-  }
-
-  // Tiles by number, where splits are fixed or there are none: all there are, and more.
-  FA3_HD constexpr int num_tiles() const {
-    const int rows = sequences.lengths_q.in_one_tensor ? int(sequences.lengths_q.total) : 0;
-    const int m_blocks = (sequences.pack.rows(rows) + sequences.block_m - 1) / sequences.block_m;
-    const int of_sequences =
-        concatenates_tiles() ? sequences.batch + 1 : sequences.batch * most_m_blocks;
-    return (of_sequences + m_blocks) * sequences.num_packs;
-  }
-};
+FA3_HD constexpr int SplitKvSchedule::num_tiles() const {
+  const int rows = sequences.lengths_q.in_one_tensor ? int(sequences.lengths_q.total) : 0;
+  const int m_blocks = (sequences.pack.rows(rows) + sequences.block_m - 1) / sequences.block_m;
+  const int of_sequences =
+      concatenates_tiles() ? sequences.batch + 1 : sequences.batch * most_m_blocks;
+  return (of_sequences + m_blocks) * sequences.num_packs;
+}
 
 // A schedule of tiles in pairs under stream-K, for sequences of one length that the host knows.
 struct PairedKvSchedule : SplitKvSchedule {

@@ -6,11 +6,13 @@
 
 #include <type_traits>
 
-#include "engine/cuda/lists/block_list.h"
-#include "engine/cuda/softmax/score_captures.h"
+#include "engine/cuda/feature_params.h"
+#include "engine/cuda/mask/right_edge.h"
+#include "engine/cuda/mask/row_blocks.h"
+#include "engine/cuda/softmax/constants.h"
+#include "engine/cuda/tile/sequences.h"
 #include "engine/hopper/config/kernel.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
-#include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {
 
@@ -121,6 +123,26 @@ using WorkTileOf = WorkTile<typename WorkTileTypes<C>::Edge, typename WorkTileTy
 template <Kernel C>
 __device__ __forceinline__ int sequence_of(const WorkTileOf<C>& work) {
   return work.place.sequence_or(work.keys.batch);
+}
+
+// The key of the sequence where the keys of block 0 begin; and, from there on, where those of a
+// block do that begins with the tile's key `first_key`. Of a block mask, whose blocks stand in a
+// list, keys count from the sequence's first.
+template <class Work>
+__device__ __forceinline__ int first_key_of(const Work& work) {
+  if constexpr (requires { work.place.blocks; }) {
+    return 0;
+  } else {
+    return work.first_key;
+  }
+}
+template <class Work>
+__device__ __forceinline__ int key_in_tile(const Work& work, int first_key) {
+  if constexpr (requires { work.place.blocks; }) {
+    return listed_key(work.place.blocks, first_key);
+  } else {
+    return first_key;
+  }
 }
 
 using WorkTileState = PipelineState<kWorkTileStages>;

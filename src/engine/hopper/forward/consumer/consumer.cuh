@@ -19,10 +19,6 @@
 
 namespace fa3::hopper {
 
-// The loop of a kernel.
-template <Kernel C>
-struct LoopOf;
-
 // cp.async writes through the generic proxy, products read through the async proxy. The threads
 // that copy do not wait for their copies, so they cannot fence behind them; but a fence anywhere on
 // the way from a write to its reader orders the two (PTX ISA, "causality order"), and the stage's
@@ -124,7 +120,7 @@ __device__ __forceinline__ void multiply(Consumer<C>& c, ThreadTile<C>& r, bool 
 // Lines 8 to 16.
 template <Kernel C>
 __device__ __forceinline__ void step(Consumer<C>& c, ThreadTile<C>& r, bool starts_tile) {
-  constexpr int kEarly = consumer_tuning(C).early_p;
+  constexpr int kEarly = early_p(C);
   const KvState<C> k = c.stages.next_kv();
   const KvState<C> v = c.stages.next_kv();
   multiply(c, r, starts_tile, k, v);
@@ -206,6 +202,7 @@ __device__ __forceinline__ void last_product(Consumer<C>& c, ThreadTile<C>& r, S
 // From the first tile to the last.
 template <Kernel C>
 struct OverlappedLoop {
+  static constexpr bool kTracksMax = false;  // in tiles with peaked rows
   static __device__ __forceinline__ constexpr bool may_guard(bool) { return true; }
 
   // Line 7: from a first block on through whole tiles, to the first step that is not this

@@ -9,6 +9,10 @@
 
 namespace fa3::hopper {
 
+// The loop of a kernel.
+template <Kernel C>
+struct LoopOf;
+
 template <Kernel C>
 __device__ __forceinline__ void go_online(Consumer<C>& c) {
   c.tile.set_mode(TileMode::kOnline);
@@ -110,7 +114,7 @@ __device__ __forceinline__ void after_guard_fired(Consumer<C>& c, ThreadTile<C>&
   if (can_rescale_after_guard(result)) {
     rescale_after_guard<ScoresOf<C>>(r.scores, r.rows, result);
     c.sum.rescale(r, result);
-    c.sum.template pack<0, consumer_tuning(C).early_p>(r);
+    c.sum.template pack<0, early_p(C)>(r);
   } else {
     lose_scores(c, result);
   }
@@ -122,14 +126,11 @@ __device__ __forceinline__ void recompute_scores(float (&scores)[C.shape.block_n
                                                  const ForwardParams& params,
                                                  const WorkTileOf<C>& work, int first_row,
                                                  int block) {
-  int first_key = work.first_key + block * C.shape.block_n;
-  if constexpr (C.block_mask()) {
-    first_key = cuda::listed_key(work.place.blocks, block * C.shape.block_n);
-  }
+  int first_key = first_key_of(work) + key_in_tile(work, block * C.shape.block_n);
   const int num_keys = work.keys.count - first_key;
-  if constexpr (C.general() || !C.block_mask()) first_key += work.keys.begin;
+  if (C.general() || !C.block_mask()) first_key += work.keys.begin;
   const int kv_head = work.queries.pack / params.packs_per_kv_head;
-  if constexpr (consumer_tuning(C).recomputes_pages) {
+  if constexpr (recomputes_pages(C)) {
     const PagedKeys& paged = params.paged;
     if (paged.page_size > 0) {
       using Key = PagedKey<C.types().product>;
@@ -173,7 +174,7 @@ class ParkedOutput {
 template <Kernel C>
 __device__ __forceinline__ void recompute_block(Consumer<C>& c, ThreadTile<C>& r) {
   c.tile.recover_scores();
-  if (!consumer_tuning(C).tracks_max || c.tile.mode() != TileMode::kMaxTracking) go_online(c);
+  if (!LoopOf<C>::kTracksMax || c.tile.mode() != TileMode::kMaxTracking) go_online(c);
   constexpr bool kParks = ScoresOf<C>::kRebases;
   ParkedOutput<C> parked;
   if (kParks) parked.park(r);

@@ -7,7 +7,7 @@
 
 #include "engine/cuda/softmax/max_tracking_step.cuh"
 #include "engine/cuda/softmax/peaked_rows.h"
-#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/config/e4m3_tuning.h"
 #include "engine/hopper/forward/consumer/consumer.cuh"
 
 namespace fa3::hopper {
@@ -17,8 +17,7 @@ namespace fa3::hopper {
 template <Kernel C>
 __device__ __forceinline__ bool steps_go_on(const Consumer<C>& c) {
   if (!C.guarded()) return true;
-  const bool leaves =
-      consumer_tuning(C).starts_apart ? c.tile.is_last_block_or_lost() : c.tile.scores_lost();
+  const bool leaves = starts_apart(C) ? c.tile.is_last_block_or_lost() : c.tile.scores_lost();
   return !leaves && !c.sum.promotes_behind(c.tile.block());
 }
 
@@ -27,12 +26,12 @@ template <Kernel C>
 __device__ __forceinline__ void attend_unpeaked(Consumer<C>& c, ThreadTile<C>& r, Step& next) {
   first_block(c, r);
   for (;;) {
-    if (consumer_tuning(C).starts_apart && c.tile.is_last_block()) {
+    if (starts_apart(C) && c.tile.is_last_block()) {
       if (!start_next_tile(c, next)) return;
       step(c, r, true);
     }
     while (steps_go_on(c)) {
-      const bool starts_tile = !consumer_tuning(C).starts_apart && c.tile.is_last_block();
+      const bool starts_tile = !starts_apart(C) && c.tile.is_last_block();
       if (!starts_tile) {
         c.tile.next_block();
       } else {
@@ -60,7 +59,7 @@ __device__ __forceinline__ void max_tracking_step(Consumer<C>& c, ThreadTile<C>&
   const KvState<C> v = c.stages.next_kv();
   multiply(c, r, false, k, v);
   ScoreStep<C> result;
-  max_tracking_step<consumer_tuning(C).shadow_p>(r.scores, r.rows, c.scores, result);
+  max_tracking_step<shadow_p(C)>(r.scores, r.rows, c.scores, result);
   const bool lost = outgrown(result);
   wait_for_output(c, v);
   c.sum.follow(r, result.rescale);
@@ -168,13 +167,15 @@ __device__ __forceinline__ void attend_peaked_starts_apart(Consumer<C>& c, Threa
 
 template <Kernel C>
 requires(C.e4m3()) struct LoopOf<C> : OverlappedLoop<C> {
+  static constexpr bool kTracksMax = tracks_max(C);
+
   static __device__ __forceinline__ constexpr bool may_guard(bool starts_tile) {
-    return !(consumer_tuning(C).starts_apart && starts_tile);
+    return !(starts_apart(C) && starts_tile);
   }
   static __device__ __forceinline__ void attend(Consumer<C>& c, ThreadTile<C>& r, Step& next) {
-    if constexpr (!consumer_tuning(C).tracks_max) {
+    if constexpr (!kTracksMax) {
       attend_unpeaked(c, r, next);
-    } else if constexpr (consumer_tuning(C).starts_apart) {
+    } else if constexpr (starts_apart(C)) {
       attend_peaked_starts_apart(c, r, next);
     } else {
       attend_peaked(c, r, next);

@@ -249,8 +249,7 @@ struct Consumer {
     return smem.work_tiles[stages.work_tile()];
   }
   __device__ __forceinline__ const auto& edge() const {
-    return consumer_tuning(C).reads_edge_again ? work_tile().mine[warpgroup].edge
-                                               : tile.blocks().edge;
+    return reads_edge_again(C) ? work_tile().mine[warpgroup].edge : tile.blocks().edge;
   }
   __device__ __forceinline__ int masked_from() const {
     return C.e4m3() ? work_tile().mine[warpgroup].masked_from : tile.blocks().masked_from;

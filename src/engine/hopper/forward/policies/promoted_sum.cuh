@@ -8,7 +8,7 @@
 
 #include "engine/cuda/softmax/score_e4m3.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
-#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/config/e4m3_tuning.h"
 #include "engine/hopper/config/kernel.h"
 #include "engine/hopper/ptx/half.cuh"
 #include "engine/hopper/ptx/smem.cuh"
@@ -28,15 +28,15 @@ class PromotedSum {
   // others, so that sums go from -A/2 to A/2.
   __device__ __forceinline__ void start(int blocks_left) {
     unit_[0] = unit_[1] = 0.0f;
-    end_ = blocks_left - 1 - consumer_tuning(C).promotion_blocks / 2;
+    end_ = blocks_left - 1 - promotion_blocks(C) / 2;
   }
 
   // A part ends while the scores of this block are computed, or behind the block.
   __device__ __forceinline__ bool promotes_under(int block) const {
-    return consumer_tuning(C).promotes_under_scores && block == end_;
+    return promotes_under_scores(C) && block == end_;
   }
   __device__ __forceinline__ bool promotes_behind(int block) const {
-    return !consumer_tuning(C).promotes_under_scores && block == next_end();
+    return !promotes_under_scores(C) && block == next_end();
   }
   __device__ __forceinline__ int next_end() const { return end_ + 1; }
 
@@ -70,7 +70,7 @@ class PromotedSum {
   // may be so for all rows: then true is returned, and the next product assigns `output`. `rows`
   // have the sums of P of all parts.
   __device__ __forceinline__ bool promote(Output& output, const RowState& rows, uint32_t at) {
-    constexpr int kPart = consumer_tuning(C).promotion_blocks;
+    constexpr int kPart = promotion_blocks(C);
     const bool existed = exist();
     const int blocks_left = end_ + 2;
     const bool starts_again = kMayStartAgain && blocks_left <= kPart - kPart / 2;
@@ -103,7 +103,7 @@ class PromotedSum {
   }
 
  private:
-  static constexpr bool kMayStartAgain = consumer_tuning(C).starts_last_part_again;
+  static constexpr bool kMayStartAgain = starts_last_part_again(C);
 
   // `given` times the output is stored, or joins `kept` times what lies there, if anything does.
   template <bool Joins>

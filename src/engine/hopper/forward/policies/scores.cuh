@@ -8,8 +8,8 @@
 //   scores_function.cuh  a score function of the caller's
 #pragma once
 
+#include "engine/cuda/softmax/constants.h"
 #include "engine/cuda/softmax/score.cuh"
-#include "engine/cuda/softmax/score_captures.h"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
 
@@ -23,7 +23,25 @@ struct ScoresOf;
 struct ScoreVerbs {
   static constexpr bool kAdds = false;     // Q K^T is added to what start() leaves in S
   static constexpr bool kMayHide = false;  // blocks that the mask leaves whole may hide all keys
+  static constexpr int kKeysTogether = 1;  // a tile's first key is a multiple of it
   struct Registers {};                     // of a thread, for each block
+  struct Tiles {};                         // in shared memory, aligned as tiles are
+  struct Numbers {};                       // in shared memory
+
+  // What the thread that loads K and V loads for the policy.
+  struct Loads {
+    template <class... Args>
+    __device__ __forceinline__ explicit Loads(const Args&...) {}
+    template <class Work>
+    __device__ __forceinline__ void start_tile(const Work&) const {}
+    template <class Keys>
+    __device__ __forceinline__ void load(const Keys&, int) const {}
+  };
+  // What the loader's helper warps do in this kernel.
+  template <class Helper>
+  using HelperOf = Helper;
+  template <class Addresses>
+  static __device__ __forceinline__ void init_pipelines(Addresses, int) {}
 
   // Once a tile: with its work tile, and with its Q.
   template <class Consumer, class Work>
@@ -72,7 +90,7 @@ struct PreparedScores : Hook, ScoreVerbs {
 };
 
 template <Kernel C>
-using ScaledHook = ScoreOf16BitP<ScaledScore, C.shape.block_n, consumer_tuning(C).headroom_log2>;
+using ScaledHook = ScoreOf16BitP<ScaledScore, C.shape.block_n, headroom_log2(C)>;
 
 template <Kernel C>
 requires(!kHasScoreFunction && !C.capped() && !C.e4m3() && !C.dequantizes()) struct ScoresOf<C>
@@ -82,7 +100,3 @@ requires(!kHasScoreFunction && !C.capped() && !C.e4m3() && !C.dequantizes()) str
 };
 
 }  // namespace fa3::hopper
-
-#ifdef FA3_SCORE_FUNCTION
-#include "engine/hopper/forward/policies/scores_function.cuh"
-#endif

@@ -56,7 +56,7 @@ requires(C.dequantizes()) struct ScoresOf<C> : PreparedScores<typename CachedHoo
     }
   }
   __device__ __forceinline__ int live_rows() const {
-    return consumer_tuning(C).short_steps ? live_rows_ : kRowsPerThread;
+    return short_steps(C) ? live_rows_ : kRowsPerThread;
   }
 
  private:

@@ -5,8 +5,8 @@
 
 #include "engine/cuda/softmax/epilogue.cuh"
 #include "engine/cuda/softmax/score_e4m3.cuh"
+#include "engine/hopper/forward/policies/e4m3_smem.cuh"
 #include "engine/hopper/forward/policies/scores.cuh"
-#include "engine/hopper/forward/smem_plan.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 
 namespace fa3::hopper {
@@ -65,9 +65,8 @@ struct DescaledValues {
 };
 
 template <Kernel C>
-using DescaledHook = std::conditional_t<
-    C.capped(), CappedDescaledScore<consumer_tuning(C).scale_groups>,
-    DescaledScore<consumer_tuning(C).scale_groups, consumer_tuning(C).lean_sums>>;
+using DescaledHook = std::conditional_t<C.capped(), CappedDescaledScore<scale_groups(C)>,
+                                        DescaledScore<scale_groups(C), lean_sums(C)>>;
 
 template <Kernel C>
 requires(C.e4m3()) struct ScoresOf<C> : PreparedScores<DescaledHook<C>> {
@@ -83,8 +82,8 @@ requires(C.e4m3()) struct ScoresOf<C> : PreparedScores<DescaledHook<C>> {
   // Before K is released: the scales of its keys go with it.
   template <class Consumer>
   __device__ __forceinline__ void read(const Consumer& c, uint32_t k_stage) {
-    const float query = c.smem.e4m3.tiles[c.stages.work_tile()].query[c.warpgroup];
-    read_scales(query, c.stages.at().key_scales(k_stage));
+    const float query = c.smem.sum.tiles[c.stages.work_tile()].query[c.warpgroup];
+    read_scales(query, key_scales(c.stages.at(), k_stage));
     __syncwarp();  // every lane has read before lane 0 releases the stage
   }
 
@@ -116,7 +115,7 @@ requires(C.e4m3()) struct ScoresOf<C> : PreparedScores<DescaledHook<C>> {
     constexpr int kLongRunKeys = C.shape.block_n > 128 ? 512 : 2048, kLongMaskedRunKeys = 512,
                   kKeys = 256;
     const auto& blocks = tile.blocks();
-    const bool masked = consumer_tuning(C).tracks_max && blocks.masked_from < blocks.count;
+    const bool masked = tracks_max(C) && blocks.masked_from < blocks.count;
     const int long_run = masked ? kLongMaskedRunKeys : kLongRunKeys;
     const int from = blocks.masked_from - kKeys / C.shape.block_n;
     if (blocks.count >= long_run / C.shape.block_n && from < blocks.online_from) {
@@ -129,7 +128,7 @@ requires(C.e4m3()) struct ScoresOf<C> : PreparedScores<DescaledHook<C>> {
 #pragma unroll
     for (int group = 0; group < Hook::kGroups; ++group) {
       const uint32_t at = scales + group * uint32_t{sizeof(KeyScales)};
-      constexpr bool kLean = consumer_tuning(C).lean_sums;
+      constexpr bool kLean = lean_sums(C);
       float read[kLean ? 4 : 2];  // key, boost, unboost
       if constexpr (kLean) {
         ptx::ld_shared_f32x4(at, read);

@@ -6,6 +6,8 @@
 
 #include "engine/hopper/forward/consumer/score/lines_score.cuh"
 #include "engine/hopper/forward/policies/scores.cuh"
+#include "engine/hopper/forward/producer/load_captured.cuh"
+#include "engine/hopper/forward/producer/write_key_terms.cuh"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
@@ -13,16 +15,13 @@
 
 namespace fa3::hopper {
 
-// Whether this lane arrives for its warp.
-__device__ __forceinline__ bool leads_warp() {
-  return ptx::kEveryLaneArrives || ptx::lane() == 0;
-}
-
 // `c` is the Consumer, `r` the ThreadTile.
 template <Kernel C, class Hook>
 struct FunctionVerbs : Hook, ScoreVerbs {
   static constexpr bool kMayHide = C.captured.may_hide;
   static constexpr bool kAdds = kAddsToScore;
+  // TMA reads 16 bytes at multiples of 16, and pairs lie in a word.
+  static constexpr int kKeysTogether = kLoadsTile || kLoadsPairs ? kCopyColumns : 1;
 };
 
 // The function replaces scores, or knows those it adds to. What it loads of the keys of a tile's
@@ -62,14 +61,14 @@ class CapturedCursor {
   // The address of the next one, once it is full.
   template <class Consumer>
   __device__ __forceinline__ uint32_t wait(const Consumer& c) const {
-    c.stages.at().captured_pipeline().wait_full(state_);
-    return c.stages.at().captured(state_.stage());
+    captured_pipeline(c.stages.at()).wait_full(state_);
+    return captured(c.stages.at(), state_.stage());
   }
   // All lanes have read it.
   template <class Consumer>
   __device__ __forceinline__ void release(const Consumer& c) {
     __syncwarp();
-    if (leads_warp()) c.stages.at().captured_pipeline().release(state_.stage());
+    if (leads_warp()) captured_pipeline(c.stages.at()).release(state_.stage());
     state_.advance();
   }
 
@@ -80,7 +79,13 @@ class CapturedCursor {
 // A policy with such a cursor.
 template <class Base, Kernel C>
 struct WithCapturedTiles : Base {
+  using Tiles = CapturedSmem<C>;
+  using Loads = CapturedTiles<C>;
   using Base::Base;
+
+  static __device__ __forceinline__ void init_pipelines(SmemAddresses<C> at, int consumers) {
+    captured_pipeline(at).init(consumers);
+  }
 
   template <class Consumer>
   __device__ __forceinline__ void pass_block(const Consumer& c) {
@@ -118,10 +123,9 @@ struct ReplacedByTile : WithCapturedTiles<ReplacedScores<C>, C> {
 // Scores begin with what the function adds, under the other warpgroups' products, and Q K^T is
 // added to that.
 template <Kernel C, class Score = AddedScore>
-struct AddedScores
-    : FunctionVerbs<C, ScoreOf16BitP<Score, C.shape.block_n, consumer_tuning(C).headroom_log2>> {
+struct AddedScores : FunctionVerbs<C, ScoreOf16BitP<Score, C.shape.block_n, headroom_log2(C)>> {
   struct Registers : cuda::Pairs<C.shape.block_n / 2> {};
-  using Hook = ScoreOf16BitP<Score, C.shape.block_n, consumer_tuning(C).headroom_log2>;
+  using Hook = ScoreOf16BitP<Score, C.shape.block_n, headroom_log2(C)>;
 
   __device__ __forceinline__ explicit AddedScores(const ForwardParams& params)
       : FunctionVerbs<C, Hook>{Hook{Score(params)}} {}
@@ -159,6 +163,9 @@ struct AddedByTile : WithCapturedTiles<AddedScores<C>, C> {
 // By terms of keys, which a product multiplies (config/key_term.h).
 template <Kernel C>
 struct AddedKeyTerms : AddedScores<C> {
+  using Tiles = KeyTermSmem<C>;
+  template <class>
+  using HelperOf = KeyTermWriter<C>;
   using AddedScores<C>::AddedScores;
 
   template <class Consumer, class Tile>
@@ -168,14 +175,14 @@ struct AddedKeyTerms : AddedScores<C> {
   template <class Consumer, class Tile>
   __device__ __forceinline__ void issue(const Consumer& c, Tile& r) const {
     const SmemAddresses<C> at = c.stages.at();
-    const uint32_t zeros = at.key_term_zeros();
+    const uint32_t zeros = key_term_zeros(at);
     ptx::wgmma_m64k16_ss<Element::kBf16, Major::kK, Major::kK>(
-        r.scores, ones_descriptor(at.key_term_ones(), zeros),
-        key_term_descriptor(uniform(at.key_terms(state_.stage())), zeros), false);
+        r.scores, ones_descriptor(key_term_ones(at), zeros),
+        key_term_descriptor(uniform(key_terms(at, state_.stage())), zeros), false);
   }
   template <class Consumer>
   __device__ __forceinline__ void release(const Consumer& c) {
-    if (leads_warp()) c.stages.at().key_term_pipeline().release(state_.stage());
+    if (leads_warp()) key_term_pipeline(c.stages.at()).release(state_.stage());
     state_.advance();
   }
   template <class Consumer>
@@ -187,7 +194,7 @@ struct AddedKeyTerms : AddedScores<C> {
  private:
   template <class Consumer>
   __device__ __forceinline__ void wait(const Consumer& c) const {
-    c.stages.at().key_term_pipeline().wait_full(state_);
+    key_term_pipeline(c.stages.at()).wait_full(state_);
   }
 
   PipelineState<kKeyTermStages> state_;
@@ -196,6 +203,7 @@ struct AddedKeyTerms : AddedScores<C> {
 // By the lines of a tile's rows, which wait in shared memory.
 template <Kernel C>
 struct AddedLineScores : AddedScores<C, ScoreWithLines> {
+  using Numbers = AddedLinesSmem<C>;
   using AddedScores<C, ScoreWithLines>::AddedScores;
 
   template <class Consumer, class Work>
@@ -229,15 +237,15 @@ struct AddedLineScores : AddedScores<C, ScoreWithLines> {
   // work tile.
   template <class Consumer>
   static __device__ __forceinline__ LinesOfRow* lines(const Consumer& c) {
-    return c.smem.added_lines.rows + c.warp() * kRowsPerWarp;
+    return c.smem.score_numbers.rows + c.warp() * kRowsPerWarp;
   }
   template <class Consumer>
   static __device__ __forceinline__ KeySpan& meet(const Consumer& c) {
-    return c.smem.added_lines.meet[c.warp()];
+    return c.smem.score_numbers.meet[c.warp()];
   }
   template <class Consumer>
   static __device__ __forceinline__ float* references(const Consumer& c, uint32_t stage) {
-    return c.smem.added_lines.references[stage % kAddedReferences] + c.warp() * kRowsPerWarp;
+    return c.smem.score_numbers.references[stage % kAddedReferences] + c.warp() * kRowsPerWarp;
   }
 };
 

@@ -22,6 +22,8 @@ namespace fa3::hopper {
 template <Kernel C>
 class KeptSum {
  public:
+  struct Smem {};
+
   // A part of O ends in this block's step, or behind it: never.
   static __device__ __forceinline__ constexpr bool promotes_under(int) { return false; }
   template <class Consumer, class Tile>
@@ -31,7 +33,7 @@ class KeptSum {
   // 100 clocks.
   template <class Consumer, class Tile>
   __device__ __forceinline__ void start(const Consumer&, Tile& r) {
-    if (consumer_tuning(C).short_tile_change) {
+    if (short_tile_change(C)) {
       starts_ = true;
     } else {
 #pragma unroll
@@ -59,7 +61,7 @@ class KeptSum {
   // nothing moves: then a vote is all.
   template <class Tile>
   __device__ __forceinline__ void rescale(Tile& r, const StepResult& step) {
-    if (consumer_tuning(C).short_steps &&
+    if (short_steps(C) &&
         !__any_sync(0xffffffff, step.rescale[0] != 1.0f || step.rescale[1] != 1.0f))
       return;
     r.rescale_output(step.rescale);
@@ -89,7 +91,7 @@ class KeptSum {
     if (TileScheduler<C>::template keep_split<IsLast>(params, work, first_row, output, rows))
       return;
     constexpr bool kGeneral = C.general() || C.always_splits();
-    constexpr bool kAnyRows = consumer_tuning(C).stores_any_rows;
+    constexpr bool kAnyRows = stores_any_rows(C);
     cuda::store_rows<C.element, kGeneral, kAnyRows>(params.output, work.queries, first_row, output,
                                                     rows, WeightsOf<C>::values(params));
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
+#include "engine/hopper/forward/policies/e4m3_smem.cuh"
 #include "engine/hopper/forward/policies/promoted_sum.cuh"
 #include "engine/hopper/forward/policies/sum.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
@@ -57,7 +58,7 @@ class StagedRows {
     // Out of shared memory once, not for each copy.
     ptx::TileCoordinates at{0, queries.begin + query, queries.pack, queries.batch};
     if (query >= queries.count || !ptx::elect_sync()) return;
-    if (consumer_tuning(C).sends_slabs_together && params.o_slabs_together) {
+    if (sends_slabs_together(C) && params.o_slabs_together) {
       ptx::cp_async_bulk_tensor_store(params.o_map, {0, 0, at.head, at.batch, at.row}, address_);
       ptx::cp_async_bulk_commit_group();
       return;
@@ -107,18 +108,20 @@ __device__ __forceinline__ void stage_rows(const ForwardParams& params,
 // `c` is the Consumer, `r` the ThreadTile.
 template <Kernel C>
 requires(C.e4m3()) struct SumOf<C> : PromotedSum<C> {
+  using Smem = E4m3Smem<C>;
+
   // A tile starts.
   template <class Consumer, class Tile>
   __device__ __forceinline__ void start(const Consumer& c, Tile&) {
     starts_ = true;
     PromotedSum<C>::start(c.tile.block());
-    if (consumer_tuning(C).tracks_max) stop_at(c.tile.blocks().online_from);
+    if (tracks_max(C)) stop_at(c.tile.blocks().online_from);
   }
 
   // The newest part of O joins the earlier ones.
   template <class Consumer, class Tile>
   __device__ __forceinline__ void promote(const Consumer& c, Tile& r) {
-    if (consumer_tuning(C).stages_rows) StagedRows<C>::wait();
+    if (stages_rows(C)) StagedRows<C>::wait();
     if (PromotedSum<C>::promote(r.output, r.rows, address(c))) starts_ = true;
   }
 
@@ -157,9 +160,9 @@ requires(C.e4m3()) struct SumOf<C> : PromotedSum<C> {
     const WorkTileOf<C>& work = c.smem.work_tiles[stage];
     const int first_row = c.first_row_of(work);
     this->add_to(r.output, address(c));
-    const auto values = ScoresOf<C>::values(c.params, work, c.smem.e4m3.tiles[stage]);
-    if constexpr (consumer_tuning(C).stages_rows) {
-      stage_rows<C>(c.params, work.queries, first_row, c.stages.at().promoted_sum(c.warp(), 0),
+    const auto values = ScoresOf<C>::values(c.params, work, c.smem.sum.tiles[stage]);
+    if constexpr (stages_rows(C)) {
+      stage_rows<C>(c.params, work.queries, first_row, promoted_sum(c.stages.at(), c.warp(), 0),
                     r.output, rows, values);
     } else {
       cuda::store_rows<C.element, C.general()>(c.params.output, work.queries, first_row, r.output,
@@ -168,7 +171,7 @@ requires(C.e4m3()) struct SumOf<C> : PromotedSum<C> {
     c.stages.release_work_tile(stage);
   }
   static __device__ __forceinline__ void close() {
-    if (consumer_tuning(C).stages_rows) StagedRows<C>::wait();
+    if (stages_rows(C)) StagedRows<C>::wait();
   }
 
   // ---- Where loops of steps stop, in kernels that track the maximum ----
@@ -177,7 +180,7 @@ requires(C.e4m3()) struct SumOf<C> : PromotedSum<C> {
   // part that ends there too is added up where the tile is finished.
   __device__ __forceinline__ void stop_at(int block) {
     stop_ = block > 0 ? block : 0;
-    if (consumer_tuning(C).promotes_under_scores) return;
+    if (promotes_under_scores(C)) return;
     if (this->next_end() > stop_) stop_ = this->next_end();
   }
   __device__ __forceinline__ bool is_stop(int block) const {
@@ -188,7 +191,7 @@ requires(C.e4m3()) struct SumOf<C> : PromotedSum<C> {
   // Where the thread's share of the earlier parts lies.
   template <class Consumer>
   static __device__ __forceinline__ uint32_t address(const Consumer& c) {
-    return c.stages.at().promoted_sum(c.warp(), thread_in_block() % kWarpSize);
+    return promoted_sum(c.stages.at(), c.warp(), thread_in_block() % kWarpSize);
   }
 
   bool starts_ = false;  // the next product is the first of the tile, or of a part: it assigns O

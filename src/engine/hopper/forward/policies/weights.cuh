@@ -17,6 +17,7 @@ struct WeightsOf;
 // What the consumer asks, where nothing is dropped. `c` is the Consumer, `r` the ThreadTile.
 struct WeightVerbs {
   struct Registers {};  // of a thread, for each block
+  struct Smem {};
 
   // Once a tile.
   template <class Consumer, class Work>

@@ -25,7 +25,6 @@ class Dequantizer {
                                          SmemAddresses<C> at, int warp)
       : smem_(smem), at_(at), warp_(warp), is_e5m2_(params.cache_is_e5m2) {}
 
-  static constexpr bool kExists = true;
   static __device__ __forceinline__ bool takes_part(const ForwardParams&) { return true; }
   static __device__ __forceinline__ void init_pipelines(SmemAddresses<C> at, int consumers) {
     constexpr int kArrivals = kHelperWarps * ptx::kArrivalsOfWarp;

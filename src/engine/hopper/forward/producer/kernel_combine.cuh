@@ -4,6 +4,7 @@
 #pragma once
 
 #include "engine/hopper/forward_params.h"
+#include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {
 

@@ -17,22 +17,29 @@
 
 namespace fa3::hopper {
 
-// What loads a kernel's keys and values.
+// What loads a kernel's keys and values, KvLoaderOf<C>:
 //   Loads:  how K and V of a block are brought into a stage
 //   Scales: what the producer adds to a work tile
 //   Helper: what warps 1 to 3 of its warpgroup do
+//   Smem:   what the helper keeps in shared memory
 //   restore(work, output): what V's encoding leaves to do to a thread's O
-template <Kernel C, KvLoaderKind = C.kv_loader()>
-struct KvLoaderOf;
-
 // V is stored as it is multiplied.
 struct PlainKv {
+  struct Smem {};
+
   template <class Work, int Count>
   static __device__ __forceinline__ void restore(const Work&, float (&)[Count]) {}
 };
 
 struct NoHelper {
-  static constexpr bool kExists = false;
+  template <class... Args>
+  __device__ __forceinline__ explicit NoHelper(const Args&...) {}
+  static __device__ __forceinline__ constexpr bool takes_part(const ForwardParams&) {
+    return false;
+  }
+  template <class Addresses>
+  static __device__ __forceinline__ void init_pipelines(Addresses, int) {}
+  __device__ __forceinline__ void run() const {}
 };
 
 template <Kernel C>

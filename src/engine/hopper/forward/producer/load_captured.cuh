@@ -4,7 +4,9 @@
 // that loads K and V. Next: producer.cuh.
 #pragma once
 
+#include "engine/cuda/lists/block_list.h"
 #include "engine/cuda/softmax/score_function.cuh"
+#include "engine/hopper/forward/consumer/score/score_smem.cuh"
 #include "engine/hopper/forward/producer/kv_loader.cuh"
 
 namespace fa3::hopper {
@@ -26,10 +28,10 @@ class CapturedTiles {
 
   // The one of the tile's block `number`.
   __device__ __forceinline__ void load(const TileKeys& keys, int number) {
-    at_.captured_pipeline().wait_empty(cursor_);
+    captured_pipeline(at_).wait_empty(cursor_);
     if (Issuer::leads()) {
       tile::load_rows(params_.score.captured_map, C.captured_tile(), C.shape.block_m,
-                      at_.captured(cursor_.stage()), at_.captured_pipeline().full(cursor_.stage()),
+                      captured(at_, cursor_.stage()), captured_pipeline(at_).full(cursor_.stage()),
                       place_of(keys, number), 0, C.captured.ahead == Ahead::kTileReadOnce);
     }
     cursor_.advance();
@@ -37,8 +39,8 @@ class CapturedTiles {
 
  private:
   __device__ __forceinline__ ptx::TileCoordinates place_of(const TileKeys& keys, int number) const {
-    int key = keys.first + number * C.shape.block_n;
-    if constexpr (C.block_mask()) key = cuda::listed_key(keys.listed, number * C.shape.block_n);
+    const int at = number * C.shape.block_n;
+    const int key = C.block_mask() ? cuda::listed_key(keys.listed, at) : keys.first + at;
     return {key, first_row_, others_.index[0], others_.index[1]};
   }
 

@@ -39,7 +39,6 @@ class CpAsyncLoader {
         pages_of_block_(int(C.shape.block_n / params.cp_async.page_size)),
         rows_of_block_(int(C.shape.block_n % params.cp_async.page_size)) {}
 
-  static constexpr bool kExists = true;
   static __device__ __forceinline__ bool takes_part(const ForwardParams& params) {
     return uses_cp_async<C>(params);
   }

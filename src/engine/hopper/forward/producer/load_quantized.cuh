@@ -15,7 +15,7 @@ struct CacheTileScales {
   static __device__ __forceinline__ void add(const ForwardParams& params, SmemPlan<C>&,
                                              WorkTileOf<C>& work, uint32_t) {
     __syncwarp();  // all lanes have written what each reads now
-    const cuda::CacheScales& scales = params.cache_scales;
+    const CacheScales& scales = params.cache_scales;
     const int head = work.queries.pack / params.packs_per_kv_head;
     const auto scale_of = [&](const Descales<const float>& of) {
       return of.data && work.keys.count > 0 ? *of.at(work.place.sequence, head, 0) : 1.0f;
@@ -28,7 +28,7 @@ struct CacheTileScales {
 };
 
 template <Kernel C>
-struct KvLoaderOf<C, KvLoaderKind::kQuantized> {
+struct KvLoaderOf<C, KvLoaderKind::kQuantized> : PlainKv {
   using Loads = WarpPages<C>;
   using Scales = CacheTileScales<C>;
   using Helper = Dequantizer<C>;

@@ -4,7 +4,8 @@
 // in rows, for transpose_values.cuh. Next: producer.cuh.
 #pragma once
 
-#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/config/e4m3_tuning.h"
+#include "engine/hopper/forward/policies/e4m3_smem.cuh"
 #include "engine/hopper/forward/producer/load_tma_pages.cuh"
 #include "engine/hopper/forward/producer/transpose_values.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
@@ -41,10 +42,10 @@ class E4m3Kv : public Keys {
             keys.kv_head, keys.sequence};
   }
   __device__ __forceinline__ void load_k(const Block& block) {
-    constexpr int kScaleBytes = consumer_tuning(C).scale_groups * int(sizeof(KeyScales));
+    constexpr int kScaleBytes = scale_groups(C) * int(sizeof(KeyScales));
     const uint32_t stage = kv_.stage();
     Keys::load_k(block.k, kScaleBytes);
-    ptx::cp_async_bulk_load(at_.key_scales(stage),
+    ptx::cp_async_bulk_load(key_scales(at_, stage),
                             params_.e4m3.keys_at(block.sequence, block.kv_head, block.key),
                             kScaleBytes, at_.loaded_pipeline().full(stage));
   }
@@ -54,7 +55,7 @@ class E4m3Kv : public Keys {
     wait_for_stage();
     if constexpr (C.transposes_v()) {
       tile::load_rows(params_.v_map, Keys::kV, Keys::kV.rows, at_.loaded(kv_.stage()),
-                      at_.value_rows_pipeline().full(value_rows_.stage()), block.k);
+                      value_rows_pipeline(at_).full(value_rows_.stage()), block.k);
       value_rows_.advance();
       kv_.advance();
       return;
@@ -83,7 +84,7 @@ struct E4m3TileScales {
     const int sequence = sequence_of<C>(work);
     const int64_t head = e4m3.head_at(sequence, number / params.packs_per_kv_head);
     wait_for_head(params.heads_in_work, head);
-    TileScales& scales = smem.e4m3.tiles[stage];
+    TileScales& scales = smem.sum.tiles[stage];
 #pragma unroll 1
     for (int w = 0; w < C.consumers(); ++w) {
       const int row = pack.query(work.first_row + w * kRowsPerWarpgroup);
@@ -115,6 +116,7 @@ struct KvLoaderOf<C, KvLoaderKind::kE4m3> : PlainKv {
   using Loads = E4m3Kv<C, Keys>;
   using Scales = E4m3TileScales<C>;
   using Helper = std::conditional_t<C.transposes_v(), ValueTransposer<C>, NoHelper>;
+  using Smem = std::conditional_t<C.transposes_v(), ValueRowsPipeline<C>, PlainKv::Smem>;
 };
 
 }  // namespace fa3::hopper

@@ -3,7 +3,9 @@
 // K. Next: producer.cuh.
 #pragma once
 
-#include "engine/hopper/forward/producer/load_tma.cuh"
+#include "engine/cuda/lists/block_list.h"
+#include "engine/hopper/forward/policies/weights_listed.cuh"
+#include "engine/hopper/forward/producer/load_tma_pages.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 
 namespace fa3::hopper {
@@ -53,7 +55,7 @@ class ListedKv : public KvOfLists<C> {
     const uint32_t stage = kv_.stage();
     Base::load_k(block.keys, block.bits ? cuda::kMaskBits : 0);
     if (!block.bits) return;
-    ptx::cp_async_bulk_load(at_.mask_bits(stage), block.bits, cuda::kMaskBits,
+    ptx::cp_async_bulk_load(mask_bits(at_, stage), block.bits, cuda::kMaskBits,
                             at_.loaded_pipeline().full(stage));
   }
   __device__ __forceinline__ void load_v(const Block& block) { Base::load_v(block.keys); }

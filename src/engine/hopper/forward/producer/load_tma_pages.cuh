@@ -10,6 +10,39 @@
 
 namespace fa3::hopper {
 
+// Keys past a sequence's end are kept out: NaN in a neighbour's V would reach this sequence's rows,
+// although its P is zero. `inner` of a place counts the rows that are.
+template <Kernel C>
+class ClippedKv : public KvStages<C> {
+  using Stages = KvStages<C>;
+
+ public:
+  using Stages::Stages;
+
+ protected:
+  using Stages::at_, Stages::kv_, Stages::params_, Stages::wait_for_stage;
+
+  static __device__ __forceinline__ ptx::TileCoordinates place_of(const TileKeys& keys,
+                                                                  int number) {
+    const int key = number * C.shape.block_n;
+    const int left = keys.count - key;
+    const int rows = left < 0 ? 0 : left < C.shape.block_n ? left : C.shape.block_n;
+    return {0, keys.begin + key + rows, keys.kv_head, keys.batch, C.shape.block_n - rows};
+  }
+
+  __device__ __forceinline__ void load_clipped(const tile::ClippedMap& map, tile::TileLayout layout,
+                                               const ptx::TileCoordinates& block,
+                                               int more_bytes = 0) {
+    wait_for_stage();
+    const uint32_t smem = at_.loaded(kv_.stage()), full = at_.loaded_pipeline().full(kv_.stage());
+    if (Stages::Issuer::leads()) {
+      tile::load_clipped_rows(map, layout, layout.rows, block.inner < layout.rows, smem, full,
+                              block, more_bytes);
+    }
+    kv_.advance();
+  }
+};
+
 // By one thread.
 template <Kernel C>
 class ThreadPages : public ClippedKv<C> {

@@ -4,26 +4,17 @@
 // configuration names. Next: forward/consumer/consumer.cuh.
 #pragma once
 
+#include "engine/hopper/forward/policies/scores.cuh"
 #include "engine/hopper/forward/producer/kv_loader.cuh"
 #include "engine/hopper/forward/producer/load_queries.cuh"
-#ifdef FA3_SCORE_FUNCTION
-#include "engine/hopper/forward/producer/load_captured.cuh"
-#include "engine/hopper/forward/producer/write_key_terms.cuh"
-#endif
 #include "engine/hopper/forward/smem_plan.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 
 namespace fa3::hopper {
 
-// Parts of kernels with a score function.
-template <Kernel C>
-class KeyTermWriter;
-template <Kernel C>
-class CapturedTiles;
-
 // What warps 1 to 3 of the producer's warpgroup do.
 template <Kernel C>
-using HelperOf = std::conditional_t<kAddsKeyTerm, KeyTermWriter<C>, typename KvLoaderOf<C>::Helper>;
+using HelperOf = typename ScoresOf<C>::template HelperOf<typename KvLoaderOf<C>::Helper>;
 
 template <Kernel C, class Kv, class Scales>
 class Producer {
@@ -39,7 +30,7 @@ class Producer {
         tiles_(params, smem.tiles),
         q_(params, at),
         kv_(params, at),
-        captured_(params, at) {}
+        score_loads_(params, at) {}
 
   __device__ __forceinline__ void run() {
     tiles_.open();
@@ -52,20 +43,13 @@ class Producer {
   }
 
  private:
-  struct NoCapturedTiles {
-    __device__ __forceinline__ NoCapturedTiles(const ForwardParams&, SmemAddresses<C>) {}
-    __device__ __forceinline__ void start_tile(const WorkTileOf<C>&) const {}
-    __device__ __forceinline__ void load(const TileKeys&, int) const {}
-  };
-  using Captured = std::conditional_t<kLoadsTile, CapturedTiles<C>, NoCapturedTiles>;
-
   __device__ __forceinline__ void load_tile() {
     WorkTileOf<C>& work = next_work_tile();
     const bool describes_later = tiles_.describes_later();
     if (!tiles_.next(work)) return;
     if (!describes_later) show(work);
     const TileKeys keys = keys_of<C>(params_, work);
-    captured_.start_tile(work);
+    score_loads_.start_tile(work);
     const int last = work.num_blocks - 1;
     const int draw_at = last > 0 ? 1 : 0;
     // The only Q is spent once the tile before has its last scores: after this tile's first K.
@@ -73,7 +57,7 @@ class Producer {
     for (int block = last; block >= 0; --block) {
       if (block == draw_at) tiles_.draw_next();
       if (block == last && q_first) q_.load(work);
-      captured_.load(keys, block);
+      score_loads_.load(keys, block);
       kv_.load(keys, block, block == last);
       if (block == last && !q_first) {
         if (describes_later) {
@@ -111,7 +95,7 @@ class Producer {
   Scheduler tiles_;
   QueryLoader<C> q_;
   KvLoader<Kv> kv_;
-  [[no_unique_address]] Captured captured_;
+  [[no_unique_address]] typename ScoresOf<C>::Loads score_loads_;
 };
 
 }  // namespace fa3::hopper

@@ -14,6 +14,17 @@
 
 namespace fa3::hopper {
 
+// Where V's rows have arrived, which then are transposed where they lie: a barrier for each V, of
+// which there are never more than stages.
+template <Kernel C>
+struct ValueRowsPipeline {
+  PipelineBarriers<C.shape.kv_stages> barriers;
+};
+template <Kernel C>
+__device__ __forceinline__ Pipeline<C.shape.kv_stages> value_rows_pipeline(SmemAddresses<C> at) {
+  return {at.base + uint32_t{offsetof(SmemPlan<C>, loader)}};
+}
+
 // One of the warps: of every square of V it takes the blocks above the diagonal at one distance of
 // three, and each third block on it.
 template <Kernel C>
@@ -23,12 +34,11 @@ class ValueTransposer {
                                              SmemAddresses<C> at, int warp)
       : smem_(smem), at_(at), warp_(warp) {}
 
-  static constexpr bool kExists = true;
   static __device__ __forceinline__ bool takes_part(const ForwardParams&) { return true; }
   static __device__ __forceinline__ void init_pipelines(SmemAddresses<C> at, int consumers) {
     at.kv_pipeline().init(consumers);
     for (int i = 0; i < C.shape.kv_stages; ++i)
-      ptx::mbarrier_init(at.value_rows_pipeline().full(i), 1);
+      ptx::mbarrier_init(value_rows_pipeline(at).full(i), 1);
   }
 
   // The order of KvLoader::load(): K of a block, then V of the block before, across tiles.
@@ -65,7 +75,7 @@ class ValueTransposer {
   }
 
   __device__ __forceinline__ void transpose() {
-    at_.value_rows_pipeline().wait_full(value_rows_);
+    value_rows_pipeline(at_).wait_full(value_rows_);
     const uint32_t v = at_.kv(uniform_stage(kv_.stage()));
     const int distance = warp_ + 1;
 #pragma unroll 1

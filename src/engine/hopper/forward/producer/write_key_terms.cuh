@@ -3,7 +3,9 @@
 // of the producer's warpgroup that load nothing, ahead of the consumers. Next: producer.cuh.
 #pragma once
 
+#include "engine/cuda/lists/block_list.h"
 #include "engine/cuda/softmax/score_function.cuh"
+#include "engine/hopper/forward/consumer/score/score_smem.cuh"
 #include "engine/hopper/forward/producer/kv_loader.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/fence.cuh"
@@ -21,12 +23,11 @@ class KeyTermWriter {
                                            SmemAddresses<C> at, int warp)
       : params_(params), smem_(smem), at_(at), thread_(warp * kWarpSize + ptx::lane()) {}
 
-  static constexpr bool kExists = true;
-  static_assert(!KvLoaderOf<C>::Helper::kExists);
+  static_assert(std::is_same_v<typename KvLoaderOf<C>::Helper, NoHelper>);
   static __device__ __forceinline__ bool takes_part(const ForwardParams&) { return true; }
   static __device__ __forceinline__ void init_pipelines(SmemAddresses<C> at, int consumers) {
     at.kv_pipeline().init(consumers);
-    at.key_term_pipeline().init(consumers, kHelperWarps * ptx::kArrivalsOfWarp);
+    key_term_pipeline(at).init(consumers, kHelperWarps * ptx::kArrivalsOfWarp);
   }
 
   __device__ __forceinline__ void run() {
@@ -43,10 +44,10 @@ class KeyTermWriter {
   // Their readers wait for the first terms.
   __device__ __forceinline__ void write_constants() const {
     for (int row = thread_; row < C.shape.block_n; row += kThreads) {
-      write_row(at_.key_term_zeros(), row, {0, 0});
+      write_row(key_term_zeros(at_), row, {0, 0});
     }
     if (thread_ < kCoreMatrixBytes / kKeyTermRowBytes) {
-      write_row(at_.key_term_ones(), thread_, kKeyTermOnes);
+      write_row(key_term_ones(at_), thread_, kKeyTermOnes);
     }
   }
 
@@ -66,11 +67,10 @@ class KeyTermWriter {
   }
 
   __device__ __forceinline__ void write(int block) {
-    int first_key = keys_.first + block * C.shape.block_n;
-    if constexpr (C.block_mask())
-      first_key = cuda::listed_key(keys_.listed, block * C.shape.block_n);
-    at_.key_term_pipeline().wait_empty(terms_);
-    const uint32_t stage = at_.key_terms(terms_.stage());
+    const int at = block * C.shape.block_n;
+    const int first_key = C.block_mask() ? cuda::listed_key(keys_.listed, at) : keys_.first + at;
+    key_term_pipeline(at_).wait_empty(terms_);
+    const uint32_t stage = key_terms(at_, terms_.stage());
     const ScoreFunction function{params_.score.captures};
 #pragma unroll 1
     for (int row = thread_; row < C.shape.block_n; row += kThreads) {
@@ -79,7 +79,7 @@ class KeyTermWriter {
     }
     ptx::fence_proxy_async();  // wgmma reads what these threads have stored
     __syncwarp();
-    if (leads()) ptx::mbarrier_arrive(at_.key_term_pipeline().full(terms_.stage()));
+    if (leads()) ptx::mbarrier_arrive(key_term_pipeline(at_).full(terms_.stage()));
     terms_.advance();
   }
 

@@ -8,6 +8,7 @@
 #include "engine/hopper/kernels/forward.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/select/choose_split.h"
+#include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {
 namespace {

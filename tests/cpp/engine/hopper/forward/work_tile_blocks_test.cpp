@@ -2,6 +2,7 @@
 // Which softmax steps a warpgroup takes: guarded ones vote over a warp's rows, so all must be
 // numbers.
 #include "engine/hopper/forward/producer/schedule/work_tile_blocks.cuh"
+#include "engine/cuda/mask/key_window.h"
 
 #include <gtest/gtest.h>
 

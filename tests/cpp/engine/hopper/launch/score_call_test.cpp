@@ -9,7 +9,7 @@
 
 #include "counting_runtime.h"
 #include "engine/hopper/backward/backward_params.h"
-#include "engine/hopper/forward_params.h"
+#include "engine/hopper/launch/launch_forward.h"
 
 namespace fa3::test {
 namespace {

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "engine/cuda/mask/key_window.h"
 #include "engine/cuda/mask/row_blocks.h"
 #include "engine/cuda/tile/tile_order.h"
 #include "engine/hopper/decode/warp_keys.h"

@@ -5,7 +5,6 @@
 
 #include "engine/hopper/config/key_term.h"
 #include "engine/hopper/forward/consumer/score/function_score.cuh"
-#include "engine/hopper/forward/smem_plan.cuh"
 
 namespace fa3::hopper {
 

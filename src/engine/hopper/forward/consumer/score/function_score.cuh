@@ -5,6 +5,7 @@
 #pragma once
 
 #include "engine/cuda/softmax/loaded_pairs.h"
+#include "engine/cuda/softmax/score.cuh"
 #include "engine/cuda/softmax/score_function.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/cuda/tile/rows.h"
@@ -22,26 +23,6 @@ struct ScorePlace {
   int query[kRowsPerThread];
   int key;
 };
-
-// From a tile's first key on, or, of a block mask, where blocks are numbers in a list, from its
-// sequence's.
-template <class Work>
-__device__ __forceinline__ int key_in_tile(const Work& work, int first_key) {
-  if constexpr (requires { work.place.blocks; }) {
-    return cuda::listed_key(work.place.blocks, first_key);
-  } else {
-    return first_key;
-  }
-}
-// The key of the sequence where those keys begin.
-template <class Work>
-__device__ __forceinline__ int first_key_of(const Work& work) {
-  if constexpr (requires { work.place.blocks; }) {
-    return 0;
-  } else {
-    return work.first_key;
-  }
-}
 
 template <class Work>
 __device__ __forceinline__ ScorePlace place_of_scores(const ForwardParams& params, const Work& work,

@@ -3,6 +3,7 @@
 // longest first, of a sequence where these have lengths of their own. Next: load_tma_listed.cuh.
 #pragma once
 
+#include "engine/cuda/lists/block_list.h"
 #include "engine/hopper/forward/producer/schedule/varlen_tiles.cuh"
 
 namespace fa3::hopper {

@@ -10,14 +10,38 @@
 
 namespace fa3::hopper {
 
+// Stores a split of a tile: its rows are the tile's from `tile_row` on.
+template <int Count>
+__device__ __forceinline__ void store_partial(const cuda::PartialOutput& to, int partial,
+                                              PackGqa pack, const cuda::QueryRows& queries,
+                                              int first_row, int tile_row,
+                                              const float (&output)[Count], const RowState& state) {
+  const int lane = int(thread_in_block() % kWarpSize);
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    const int row = lane / kQuadLanes + r * kRowDistance;
+    const int query = pack.query(first_row + row);
+    const bool exists = query < queries.count && tile_row + row < to.rows;
+    const float all = quad_sum(state.sum[r]);
+    const float sum = query < queries.used ? all : 0.0f;
+    const float ref = query < queries.used ? state.ref[r] : -kInfinity;
+    const int64_t at = to.row(partial, tile_row + row);
+    store_global_if(exists && lane % kQuadLanes == 0, reinterpret_cast<float2*>(to.sums + at),
+                    float2{ref, sum});
+    const int lane_column = fragment_lane_column(lane);
+    store_floats<false>(to.o + at * to.columns + lane_column, exists ? to.columns - lane_column : 0,
+                        output, r, inverse_of(sum));
+  }
+}
+
 // Stores a warp's rows, the first of them `first_row` of the sequence, if their tile is a split.
 template <Kernel C, int Count>
 __device__ __forceinline__ bool store_split(const ForwardParams& params, const WorkTileOf<C>& work,
                                             int first_row, float (&output)[Count],
                                             const RowState& rows) {
   if (work.place.partial == TileSplit::kNotSplit) return false;
-  cuda::store_partial(params.partials, work.place.partial, params.output.pack, work.queries,
-                      first_row, first_row - work.first_row, output, rows);
+  store_partial(params.partials, work.place.partial, params.output.pack, work.queries, first_row,
+                first_row - work.first_row, output, rows);
   return true;
 }
 

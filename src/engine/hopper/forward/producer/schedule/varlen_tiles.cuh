@@ -2,7 +2,9 @@
 // The scheduler of sequences that may have lengths of their own. Next: split_tiles.cuh.
 #pragma once
 
+#include "engine/cuda/mask/key_window.h"
 #include "engine/hopper/forward/producer/schedule/dense_tiles.cuh"
+#include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {
 

@@ -18,7 +18,7 @@ __device__ __forceinline__ bool has_pages(const ForwardParams& params) {
 // every kernel from pages.
 template <Kernel C>
 __device__ __forceinline__ bool can_recompute(const ForwardParams& params) {
-  if (has_pages<C>(params) && !consumer_tuning(C).recomputes_pages) return false;
+  if (has_pages<C>(params) && !recomputes_pages(C)) return false;
   return !C.general() || params.q.columns % kCopyColumns == 0;
 }
 

@@ -3,7 +3,7 @@
 // dense_tiles.cuh.
 #pragma once
 
-#include "engine/cuda/softmax/loaded_pairs.h"
+#include "engine/hopper/forward/policies/scores.cuh"
 #include "engine/hopper/forward/producer/schedule/work_tile_blocks.cuh"
 
 namespace fa3::hopper {
@@ -29,8 +29,7 @@ class WorkTileWriter : private WorkTileBlocks<C> {
     // Boxes do not cross pages then, nor blocks the ranges of keys that share a scale or a draw.
     if (C.e4m3() && first_key > keys.count) first_key = keys.count;
     if (paged() || C.e4m3() || C.dropout()) first_key -= first_key % C.shape.block_n;
-    // TMA reads 16 bytes at multiples of 16, and pairs lie in a word.
-    if constexpr (kLoadsTile || kLoadsPairs) first_key -= first_key % kCopyColumns;
+    first_key -= first_key % ScoresOf<C>::kKeysTogether;
     int num_blocks = 0;
 #pragma unroll 1
     for (int w = 0; w < C.consumers(); ++w) {
@@ -60,8 +59,8 @@ class WorkTileWriter : private WorkTileBlocks<C> {
  private:
   // A window's fields one by one: stores of four at once would take registers that the producer
   // lacks.
-  static __device__ __forceinline__ void write(RowBlocks<KeyWindow>& to,
-                                               const RowBlocks<KeyWindow>& blocks) {
+  template <class Edge>
+  static __device__ __forceinline__ void write(RowBlocks<Edge>& to, const RowBlocks<Edge>& blocks) {
     to.count = blocks.count;
     to.masked_from = blocks.masked_from;
     to.online_from = blocks.online_from;

@@ -12,7 +12,7 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/config/e4m3_tuning.h"
 #include "forward/forward_work.h"
 
 namespace fa3::hopper {
@@ -51,7 +51,7 @@ class ForwardDepartures {
   }
 
  private:
-  bool stages_rows() const { return consumer_tuning(config_).stages_rows; }
+  bool stages_rows() const { return hopper::stages_rows(config_); }
 
   void add_partial_row(const Work& work, int row, std::set<const void*>* expected) const {
     constexpr int kPieceColumnsApart = 8;

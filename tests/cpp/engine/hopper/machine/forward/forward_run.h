@@ -108,7 +108,7 @@ class ForwardRun {
       return plain && p.scores() && p.b.row == 0 && of_tile(is_extreme, p);
     };
     setting.peaked = [this, of_tile](const Product& p) {
-      return consumer_tuning(config_).tracks_max && p.scores() && of_tile(is_peaked, p);
+      return tracks_max(config_) && p.scores() && of_tile(is_peaked, p);
     };
     return setting;
   }

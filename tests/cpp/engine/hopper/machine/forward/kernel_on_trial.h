@@ -59,7 +59,7 @@ std::vector<machine::Buffer> buffers_of() {
   }
   if constexpr (C.block_mask()) {
     for (int stage = 0; stage < C.shape.kv_stages; ++stage) {
-      buffers.push_back({"bits of a block", at.mask_bits(uint32_t(stage)), cuda::kMaskBits});
+      buffers.push_back({"bits of a block", mask_bits(at, uint32_t(stage)), cuda::kMaskBits});
     }
   }
   // Of a warp's chunks of a part of a square the first one stands for all.
@@ -76,12 +76,12 @@ std::vector<machine::Buffer> buffers_of() {
   }
   if constexpr (C.e4m3()) {
     for (int stage = 0; stage < C.shape.kv_stages; ++stage) {
-      buffers.push_back({"scales of keys", at.key_scales(uint32_t(stage)),
+      buffers.push_back({"scales of keys", key_scales(at, uint32_t(stage)),
                          kMaxScaleGroups * int(sizeof(KeyScales))});
     }
     for (int warp = 0; warp < C.consumer_warps(); ++warp) {
       constexpr int kBytes = C.shape.head_dim_v * kRowsPerWarp * bytes_of(Element::kFp16);
-      buffers.push_back({"parts of a warp", at.promoted_sum(uint32_t(warp), 0), kBytes});
+      buffers.push_back({"parts of a warp", promoted_sum(at, uint32_t(warp), 0), kBytes});
     }
   }
   return buffers;

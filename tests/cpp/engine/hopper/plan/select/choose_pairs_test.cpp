@@ -8,6 +8,7 @@
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plain_problem.h"
 #include "engine/hopper/plan/select/choose_pairs.h"
+#include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {
 namespace {

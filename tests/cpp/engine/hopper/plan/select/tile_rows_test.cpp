@@ -93,7 +93,7 @@ TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
       p.lengths_q.max = queries;
       const Kernel& c = chosen_kernel(p);
       EXPECT_GE(c.shape.head_dim, dim);
-      EXPECT_TRUE(consumer_tuning(c).stores_any_rows) << dim;
+      EXPECT_TRUE(stores_any_rows(c)) << dim;
     }
   }
 }

@@ -15,6 +15,10 @@ inline unsigned thread_in_block() {
   return threadIdx.x;
 }
 
+inline uint32_t cvta_to_shared(const void* pointer) {
+  return machine::shared_address(pointer);
+}
+
 inline void settle(uint32_t&) {}
 
 // As integers: limits are at most 0x4000, so what is NaN as fp16 is above them.

@@ -8,10 +8,6 @@
 
 namespace fa3::cuda {
 
-inline uint32_t cvta_to_shared(const void* pointer) {
-  return machine::shared_address(pointer);
-}
-
 // PTX ISA, "ldmatrix": lane 8 m + i has the address of row i of matrix m.
 template <bool Transposed>
 void load_matrices(uint32_t row, uint32_t (&matrices)[4]) {

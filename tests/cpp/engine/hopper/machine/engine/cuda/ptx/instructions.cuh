@@ -14,6 +14,10 @@ inline unsigned thread_in_block() {
   return threadIdx.x;
 }
 
+inline uint32_t cvta_to_shared(const void* pointer) {
+  return machine::shared_address(pointer);
+}
+
 inline void settle(uint32_t&) {}
 inline float ex2(float x) {
   return std::exp2(machine::settled(x));

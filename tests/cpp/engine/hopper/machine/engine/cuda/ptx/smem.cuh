@@ -8,9 +8,6 @@
 
 namespace fa3::cuda {
 
-inline uint32_t cvta_to_shared(const void* pointer) {
-  return machine::shared_address(pointer);
-}
 inline void ldmatrix_x4(uint32_t row, uint32_t (&matrices)[4]) {
   machine::load_shared(row);
   for (uint32_t& pair : matrices) pair = 0;

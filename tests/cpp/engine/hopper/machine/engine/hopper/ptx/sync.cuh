@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda_words.h"
-#include "engine/cuda/ptx/smem.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
 #include "instructions.h"
 
 namespace fa3::hopper::ptx {
