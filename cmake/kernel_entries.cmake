@@ -82,7 +82,8 @@ endfunction()
 # fa3_ampere_sources(<result> <folder> <Pass> <table> <entry> <kind>...)
 # Into list <result>, the sources in <folder>: one for each row of <table>, in the ampere engine's
 # tables/, and each kind, the template arguments after the row, since a driver compiles PTX of one
-# kernel at a time. They include <entry>.cuh, in its instances/, and instantiate <Pass>Kernel.
+# kernel at a time. They include the entry of their pass, in its instances/, and instantiate
+# <Pass>Kernel.
 function(fa3_ampere_sources result folder Pass table entry)
   set(table ${PROJECT_SOURCE_DIR}/src/engine/ampere/tables/${table})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
@@ -93,6 +94,7 @@ function(fa3_ampere_sources result folder Pass table entry)
   file(STRINGS ${table} rows REGEX "^    ${instance}{")
   list(LENGTH rows num_rows)
   math(EXPR last_row "${num_rows} - 1")
+  string(TOLOWER ${Pass} pass)
   set(before "namespace fa3::ampere {\n")
   set(after "}  // namespace fa3::ampere\n")
   set(sources)
@@ -112,7 +114,7 @@ function(fa3_ampere_sources result folder Pass table entry)
       string(TOLOWER ${entry}_${row}_${element}_${numbers_${element}}.cu name)
       set(source ${folder}/${name})
       file(CONFIGURE OUTPUT ${source} @ONLY CONTENT
-        "#include \"engine/ampere/instances/@entry@.cuh\"
+        "#include \"engine/ampere/instances/@pass@_entry.cuh\"
 @before@@instance@@after@")
       list(APPEND sources ${source})
     endforeach()

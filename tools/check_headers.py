@@ -28,7 +28,7 @@ NVCC_ALONE = (
     "src/engine/cuda/softmax/distance_sums.cuh",
     *(
         f"src/engine/cuda/ptx/{name}.cuh"
-        for name in ("instructions", "cp_async", "smem", "disturb", "dynamic_smem")
+        for name in ("instructions", "cp_async", "smem", "disturb")
     ),
 )
 # Headers of kernels that a score function is compiled into.

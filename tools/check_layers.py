@@ -29,13 +29,12 @@ CUDA_ROOMS = {
 # The rooms of the CPU engines likewise.
 CPU_ROOMS = {
     "machine/": "",
-    "exp_difference.h": "",
     "kernels/": "machine/",
     "rows.h": "kernels/",
     "simd/": "kernels/ machine/",
-    "caches/": "rows.h exp_difference.h machine/",
-    "oracle/": "caches/ rows.h exp_difference.h machine/",
-    "tiled/": "kernels/ rows.h exp_difference.h machine/",
+    "caches/": "rows.h machine/",
+    "oracle/": "caches/ rows.h machine/",
+    "tiled/": "kernels/ rows.h machine/",
     "": "tiled/ oracle/ caches/ kernels/ machine/",
 }
 
@@ -45,9 +44,9 @@ HOPPER_ROOMS = {
     "tile/": "ptx/",
     "config/": "tile/",
     "pipeline/": "config/ ptx/",
-    "host/": "config/ tile/",
+    "score_operands.h": "",
+    "host/": "score_operands.h config/ tile/",
     "scheduler/": "pipeline/ config/ host/ ptx/",
-    "score_operands.h": "scheduler/",
     "forward_params.h": "score_operands.h scheduler/ config/",
     "combine/": "forward_params.h scheduler/ pipeline/ config/ host/ ptx/",
     "fp8/": "forward_params.h config/ host/ tile/ ptx/",
@@ -57,14 +56,14 @@ HOPPER_ROOMS = {
     "tutorial/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "kernels/": "config/ tile/",
     "instances/": "kernels/ forward/ decode/ backward/ config/",
-    "plan/": "instances/ kernels/ fp8/ forward_params.h scheduler/ config/ host/",
+    "plan/": "instances/ kernels/ fp8/ forward_params.h score_operands.h scheduler/ config/ host/ "
+    "engine.h",
     "launch/": "plan/ instances/ kernels/ backward/ fp8/ combine/ "
     "forward_params.h score_operands.h scheduler/ config/ host/",
 }
 
 # The rooms of the ampere engine likewise.
 AMPERE_ROOMS = {
-    "capability.h": "",
     "config/": "",
     "tile/": "",
     "tile_schedule.h": "",
@@ -75,7 +74,7 @@ AMPERE_ROOMS = {
     "tables/": "config/",
     "instances/": "tables/ forward/ backward/ config/",
     "plan/": "instances/ tables/ forward_params.h backward_params.h tile_schedule.h config/ "
-    "capability.h",
+    "engine.h",
     "launch/": "plan/ instances/ tables/ backward/ forward_params.h backward_params.h config/",
 }
 
@@ -144,12 +143,12 @@ ALLOWED = {
     **rooms_of("cuda", CUDA_ROOMS, "engine/engine.h"),
     **rooms_of("hopper", HOPPER_ROOMS, "engine/cuda/"),
     **rooms_of("ampere", AMPERE_ROOMS, "engine/cuda/"),
-    "src/engine/ampere/engine.h": ["engine/engine.h", "engine/ampere/capability.h"],
+    "src/engine/ampere/engine.h": ["engine/engine.h", "engine/cuda/host/device.h"],
     "src/engine/ampere/engine.cpp": [
-        *("core/", "engine/cuda/", "engine/ampere/engine.h", "engine/ampere/capability.h"),
+        *("core/", "engine/cuda/", "engine/ampere/engine.h"),
         *("engine/ampere/plan/", "engine/ampere/launch/"),
     ],
-    "src/engine/hopper/engine.h": ["engine/engine.h", "engine/hopper/host/"],
+    "src/engine/hopper/engine.h": ["engine/engine.h", "engine/cuda/host/device.h"],
     "src/engine/hopper/engine.cpp": [
         *("core/", "engine/cuda/", "engine/hopper/engine.h"),
         *("engine/hopper/plan/", "engine/hopper/launch/", "engine/hopper/host/"),
@@ -159,7 +158,7 @@ ALLOWED = {
     "src/ring/": ["fa3/", "core/", "engine/engine.h", "api/", "ring/"],
     "src/cli/": [
         *("fa3/", "core/"),
-        *("engine/cpu/kernels/isa.h", "engine/cpu/kernels/peak.h"),
+        *("engine/cpu/kernels/isa.h", "engine/cpu/kernels/kernels.h"),
         *("engine/cuda/host/device.h", "engine/ampere/engine.h", "engine/hopper/engine.h"),
         "cli/",
     ],

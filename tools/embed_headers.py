@@ -3,7 +3,7 @@
 
 Run: python3 tools/embed_headers.py OUTPUT FUNCTION ROOTS... -I FOLDERS...
 ROOTS are names as in #include "...". From there every #include is followed, in FOLDERS or among
-the replacements in src/engine/cuda/jit/std. Comments stay behind.
+as src/engine/cuda/jit/std.h, which stands for all of STD_NAMES. Comments stay behind.
 """
 
 import argparse
@@ -11,16 +11,22 @@ import hashlib
 import re
 from pathlib import Path
 
-STD = Path(__file__).parent.parent / "src/engine/cuda/jit/std"
+STD = Path(__file__).parent.parent / "src/engine/cuda/jit/std.h"
+STD_NAMES = {
+    *("algorithm", "array", "bit", "cfloat", "cstddef", "cstdint", "cuda.h", "numbers"),
+    *("type_traits", "utility"),
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
 
 
 def find(name, folders):
-    for folder in (STD, *folders):
+    if name in STD_NAMES:
+        return STD
+    for folder in folders:
         if (folder / name).is_file():
             return folder / name
-    raise SystemExit(f"embed_headers.py: no {name} in {', '.join(map(str, folders))}, nor in {STD}")
+    raise SystemExit(f"embed_headers.py: no {name} in {', '.join(map(str, folders))}")
 
 
 def headers(roots, folders):
@@ -41,7 +47,7 @@ def source(function, texts):
     names = "".join(f'    "{name}",\n' for name in texts)
     bodies = "".join(f'    R"FA3({text})FA3",\n' for text in texts.values())
     return f"""// Written by tools/embed_headers.py.
-#include "engine/cuda/jit/embedded_headers.h"
+#include "engine/cuda/jit/nvrtc.h"
 
 namespace fa3::cuda {{
 namespace {{

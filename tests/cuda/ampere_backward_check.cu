@@ -9,7 +9,7 @@
 #include <string>
 
 #include "cuda/backward_check.cuh"
-#include "engine/ampere/launch/launch_backward.h"
+#include "engine/ampere/launch/launch.h"
 
 namespace fa3::testing {
 namespace {

@@ -12,7 +12,7 @@
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/kernels/kernel_name.h"
 #include "engine/hopper/kernels/offers.h"
-#include "engine/hopper/launch/launch_e4m3.h"
+#include "engine/hopper/launch/launch_forward.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/plan_forward.h"

@@ -18,7 +18,7 @@
 #include "core/dtype.h"
 #include "core/threads.h"
 #include "engine/cpu/kernels/isa.h"
-#include "engine/cpu/kernels/peak.h"
+#include "engine/cpu/kernels/kernels.h"
 
 namespace fa3::cli {
 namespace {

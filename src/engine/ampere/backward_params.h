@@ -7,7 +7,7 @@
 #include "engine/ampere/tile/copied_rows.h"
 #include "engine/cuda/backward/query_scratch.h"
 #include "engine/cuda/feature_params.h"
-#include "engine/cuda/softmax/score_gradient_params.h"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/divisor.h"
 #include "engine/cuda/tile/rows.h"

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/ampere/engine.h"
 
-#include "engine/ampere/capability.h"
-#include "engine/ampere/launch/run_backward.h"
-#include "engine/ampere/launch/run_forward.h"
-#include "engine/ampere/plan/plan_backward.h"
-#include "engine/ampere/plan/plan_forward.h"
+#include "engine/ampere/launch/launch.h"
+#include "engine/ampere/plan/plan.h"
 #include "engine/cuda/engine_parts.h"
-#include "engine/cuda/host/clock.h"
 
 namespace fa3::ampere {
 

@@ -5,11 +5,15 @@
 // is queued), forward/forward_kernel.cuh (the kernel).
 #pragma once
 
-#include "engine/ampere/capability.h"
+#include "engine/cuda/host/device.h"
 #include "engine/engine.h"
 
 namespace fa3::ampere {
 
 extern const Engine kAmpereEngine;
+
+// The GPUs that the kernels run on. Machine code for sm_80 runs on all of 8.x; the driver compiles
+// its PTX for what came later.
+inline constexpr cuda::Capability kCapability{8, 0, true};
 
 }  // namespace fa3::ampere

@@ -2,14 +2,10 @@
 #include "engine/cpu/engine.h"
 
 #include "core/error.h"
-#include "engine/cpu/caches/append.h"
-#include "engine/cpu/caches/merge.h"
-#include "engine/cpu/caches/quantize.h"
+#include "engine/cpu/caches/caches.h"
 #include "engine/cpu/kernels/isa.h"
-#include "engine/cpu/oracle/reference.h"
-#include "engine/cpu/oracle/standard.h"
-#include "engine/cpu/tiled/backward.h"
-#include "engine/cpu/tiled/forward.h"
+#include "engine/cpu/oracle/oracle.h"
+#include "engine/cpu/tiled/tiled.h"
 
 namespace fa3::cpu {
 

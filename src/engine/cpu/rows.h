@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of operands: conversion to and from working precision, and the rows that take no part.
+// Rows of operands: conversion to and from working precision, the rows that take no part, and the
+// weights of a row.
 #pragma once
 
 #include <fa3/status.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -97,6 +99,12 @@ inline Status zero_gradients(const BackwardProblem& problem) {
   }
   if (problem.dsink != nullptr) std::fill_n(problem.dsink, problem.heads_q, 0.0f);
   return {};
+}
+
+// exp(logit - lse). Equal logits weigh 1, infinite ones too: what is +inf takes the whole row.
+template <class Float>
+inline Float exp_difference(Float logit, Float lse) {
+  return logit == lse ? Float{1} : std::exp(logit - lse);
 }
 
 }  // namespace fa3::cpu

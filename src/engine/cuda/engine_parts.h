@@ -5,8 +5,7 @@
 
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
-#include "engine/cuda/kernels/append.h"
-#include "engine/cuda/kernels/merge.h"
+#include "engine/cuda/kernels/kernels.h"
 #include "engine/engine.h"
 
 namespace fa3::cuda {

@@ -3,11 +3,8 @@
 
 #include "core/macros.h"
 #include "engine/cuda/engine_parts.h"
-#include "engine/cuda/host/clock.h"
-#include "engine/cuda/kernels/quantize.h"
-#include "engine/hopper/launch/make_lists.h"
-#include "engine/hopper/launch/run_backward.h"
-#include "engine/hopper/launch/run_forward.h"
+#include "engine/cuda/kernels/kernels.h"
+#include "engine/hopper/launch/run.h"
 #include "engine/hopper/plan/backward/plan_backward.h"
 #include "engine/hopper/plan/plan_forward.h"
 

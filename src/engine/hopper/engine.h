@@ -5,11 +5,14 @@
 // kernel's table of contents). A first kernel to read: tutorial/plain_kernel.cuh.
 #pragma once
 
+#include "engine/cuda/host/device.h"
 #include "engine/engine.h"
-#include "engine/hopper/host/capability.h"
 
 namespace fa3::hopper {
 
 extern const Engine kHopperEngine;
+
+// The GPUs that the kernels run on: they are built for sm_90a alone.
+inline constexpr cuda::Capability kCapability{9, 0};
 
 }  // namespace fa3::hopper

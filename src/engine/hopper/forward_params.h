@@ -11,7 +11,6 @@
 #include "engine/cuda/feature_params.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/hopper/config/kernel.h"
-#include "engine/hopper/scheduler/fast_divisor.h"
 #include "engine/hopper/scheduler/split_kv_schedule.h"
 #ifdef FA3_SCORE_FUNCTION
 #include "engine/hopper/score_operands.h"
@@ -38,6 +37,22 @@ struct CpAsyncRows {
   uint32_t page_units;
   uint32_t row_units;
   int columns;
+};
+
+// Division by a number that the host knows: a product and a shift instead of some twenty
+// instructions. For dividends and divisors below 2^31.
+struct Divisor {
+  uint32_t multiplier = 0;
+  int shift = 0;
+
+  static constexpr Divisor of(uint32_t number) {
+    int bits = 0;
+    while (uint64_t{1} << bits < number) ++bits;
+    return {uint32_t(((uint64_t{1} << (31 + bits)) + number - 1) / number), 31 + bits};
+  }
+  FA3_HD constexpr unsigned quotient(unsigned n) const {
+    return unsigned(uint64_t{n} * multiplier >> shift);
+  }
 };
 
 struct CpAsyncKeys {

@@ -1,13 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a forward kernel with a score function is given beside ForwardParams.
+// What a forward kernel with a score function is given beside ForwardParams, and
+// the order of its tiles.
 #pragma once
 
 #include <cuda.h>
 
 #include "engine/cuda/softmax/score_captures.h"
-#include "engine/hopper/scheduler/tiles_together.h"
+#include "engine/cuda/tile/tile_order.h"
 
 namespace fa3::hopper {
+
+// Tiles of sequences or heads that read the same part of a captured tensor (a bias of heads, rows
+// and keys, say, which sequences share) come one behind the other, so that it is still in the L2
+// for all but the first. Pure functions of plain numbers.
+//
+// So many head packs and sequences have their tiles together. The order counts a group of them as
+// one sequence and head, with as many times more query blocks.
+struct TilesTogether {
+  int packs = 1;
+  int batches = 1;
+
+  FA3_HD constexpr int count() const { return packs * batches; }
+
+  FA3_HD constexpr cuda::TileIndex tile(const cuda::TileIndex& of_group) const {
+    const int member = of_group.m_block % count();
+    return {of_group.m_block / count(), of_group.pack * packs + member % packs,
+            of_group.batch * batches + member / packs};
+  }
+};
 
 struct ScoreOperands {
   cuda::ScoreCaptures captures;

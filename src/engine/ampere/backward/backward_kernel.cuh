@@ -17,8 +17,8 @@
 
 #include "engine/ampere/backward/key_side.cuh"
 #include "engine/ampere/backward/value_side.cuh"
-#include "engine/cuda/ptx/dynamic_smem.cuh"
 #include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/ptx/smem.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
 // into the host stub, and forgets to declare that name.

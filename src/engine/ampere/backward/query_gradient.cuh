@@ -7,8 +7,7 @@
 #include "engine/ampere/backward/dq_sums.cuh"
 #include "engine/ampere/backward/query_block.h"
 #include "engine/ampere/tile/products.cuh"
-#include "engine/cuda/ptx/named_barrier.cuh"
-#include "engine/cuda/ptx/semaphore.cuh"
+#include "engine/cuda/ptx/sync.cuh"
 
 namespace fa3::ampere {
 

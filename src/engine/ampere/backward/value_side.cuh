@@ -6,10 +6,10 @@
 
 #include <utility>
 
-#include "engine/ampere/backward/copy_block.cuh"
 #include "engine/ampere/backward/query_gradient.cuh"
 #include "engine/ampere/backward/score_block.cuh"
 #include "engine/ampere/backward/store_rows.cuh"
+#include "engine/ampere/tile/copy_rows.cuh"
 #ifdef FA3_SCORE_FUNCTION
 #include "engine/ampere/backward/function_block.cuh"
 #endif

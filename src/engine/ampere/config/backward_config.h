@@ -8,8 +8,7 @@
 #pragma once
 
 #include "core/macros.h"
-#include "engine/ampere/config/smem_classes.h"
-#include "engine/cuda/ptx/element.h"
+#include "engine/ampere/config/forward_config.h"
 #include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/tile/tile_layout.h"
 

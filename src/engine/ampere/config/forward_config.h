@@ -3,14 +3,17 @@
 // constexpr, tested on the host. Next: tables/forward_table.h.
 #pragma once
 
-#include "engine/ampere/config/smem_classes.h"
-#include "engine/cuda/ptx/element.h"
 #include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/tile/tile_layout.h"
 
 namespace fa3::ampere {
 
 using namespace cuda;  // what every CUDA engine shares
+
+// The classes of GPUs by the shared memory that a CTA may ask for.
+inline constexpr int kSmallSmemBytes = 99 << 10;     // sm_86, sm_89 and sm_120
+inline constexpr int kLargeSmemBytes = 163 << 10;    // sm_80
+inline constexpr int kLargestSmemBytes = 227 << 10;  // sm_90 and sm_100
 
 inline constexpr int kOwnSmemBytes = 1024;  // taken by every CTA beside what it asks for
 

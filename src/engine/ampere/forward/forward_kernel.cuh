@@ -15,8 +15,8 @@
 #include "engine/ampere/forward/key_tiles.cuh"
 #include "engine/ampere/forward/score_step.cuh"
 #include "engine/cuda/dropout/dropout.cuh"
-#include "engine/cuda/ptx/dynamic_smem.cuh"
 #include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/ptx/smem.cuh"
 #include "engine/cuda/softmax/epilogue.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name

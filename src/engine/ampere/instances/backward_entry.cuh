@@ -7,6 +7,7 @@
 #include "engine/ampere/backward/postprocess.cuh"
 #include "engine/ampere/backward/preprocess.cuh"
 #include "engine/ampere/instances/backward_entry.h"
+#include "engine/ampere/tables/mask_backward_table.h"
 
 namespace fa3::ampere {
 
@@ -23,6 +24,11 @@ BackwardKernel backward_kernel_of() {
 template <int Row, Element E, bool Scored>
 BackwardKernel backward_entry() {
   return backward_kernel_of<kBackwardTable[Row].config.with(E, Scored)>();
+}
+
+template <int Row, Element E>
+BackwardKernel mask_backward_entry() {
+  return backward_kernel_of<kMaskBackwardTable[Row].config.with(E, true)>();
 }
 
 }  // namespace fa3::ampere

@@ -19,7 +19,7 @@ struct BackwardKernel {
 template <int Row, Element E, bool Scored>
 BackwardKernel backward_entry();
 
-// Row `Row` of kMaskBackwardTable (mask_backward_entry.cuh).
+// Row `Row` of kMaskBackwardTable (backward_entry.cuh).
 template <int Row, Element E>
 BackwardKernel mask_backward_entry();
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a plan to parameters and grids. See launch_backward.h; the main kernel begins in
+// From a plan to parameters and grids. See launch.h; the main kernel begins in
 // backward_kernel.cuh.
-#include "engine/ampere/launch/launch_backward.h"
+#include "engine/ampere/launch/launch.h"
 
 #include "engine/ampere/backward_params.h"
 #include "engine/ampere/plan/copy_width.h"
 #include "engine/cuda/host/launch.h"
-#include "engine/cuda/kernels/sink_gradient.h"
+#include "engine/cuda/kernels/kernels.h"
 #include "engine/cuda/softmax/constants.h"
 
 namespace fa3::ampere {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/ampere/launch/launch_forward.h"
+#include "engine/ampere/launch/launch.h"
 
 #include <algorithm>
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/ampere/launch/run_backward.h"
+#include "engine/ampere/launch/launch.h"
 
 #include "core/macros.h"
-#include "engine/ampere/launch/launch_backward.h"
 #include "engine/ampere/launch/score_program.h"
 #include "engine/cuda/engine_parts.h"
 #include "engine/cuda/jit/kernel_cache.h"

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/ampere/launch/run_forward.h"
+#include "engine/ampere/launch/launch.h"
 
 #include "core/macros.h"
-#include "engine/ampere/launch/launch_forward.h"
 #include "engine/ampere/launch/score_program.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/jit/kernel_cache.h"
-#include "engine/cuda/kernels/merge.h"
+#include "engine/cuda/kernels/kernels.h"
 
 namespace fa3::ampere {
 namespace {

@@ -3,10 +3,13 @@
 // does not change once it is made. Next: plan_forward.cpp, launch_forward.cpp.
 #pragma once
 
+#include "core/problem.h"
 #include "core/workspace.h"
+#include "engine/ampere/config/forward_config.h"
 #include "engine/ampere/instances/forward_entry.h"
 #include "engine/ampere/tile_schedule.h"
 #include "engine/cuda/host/forward_call.h"
+#include "engine/cuda/tile/rows.h"
 
 namespace fa3::ampere {
 
@@ -52,5 +55,15 @@ struct ForwardPlan {
 // num_splits: 0 chooses, else no more than these.
 ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, PackGqa pack,
                         int num_sms, int num_splits = 1);
+
+// ---- Which row of the table a problem takes, and how many query heads share its tiles: pure
+// functions ----
+
+inline constexpr int kNoKernel = -1;
+
+// A row of kForwardTable, or kNoKernel, for a GPU with so much shared memory on each SM.
+int select_kernel(const Problem& problem, int smem_bytes_of_sm);
+
+cuda::PackGqa select_pack(const Problem& problem, const ForwardConfig& config);
 
 }  // namespace fa3::ampere

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/ampere/plan/plan_backward.h"
+#include "engine/ampere/plan/plan.h"
 
 #include <algorithm>
 #include <span>
@@ -8,10 +8,9 @@
 
 #include "core/error.h"
 #include "core/macros.h"
-#include "engine/ampere/capability.h"
+#include "engine/ampere/engine.h"
 #include "engine/ampere/plan/backward_plan.h"
-#include "engine/ampere/plan/plan_forward.h"
-#include "engine/ampere/plan/select_kernel.h"
+#include "engine/ampere/plan/forward_plan.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/forward_call.h"
 #include "engine/cuda/jit/score_program.h"

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/ampere/plan/plan_forward.h"
+#include "engine/ampere/plan/plan.h"
 
 #include <algorithm>
 
 #include "core/error.h"
 #include "core/macros.h"
-#include "engine/ampere/capability.h"
+#include "engine/ampere/engine.h"
 #include "engine/ampere/plan/copy_width.h"
 #include "engine/ampere/plan/forward_plan.h"
-#include "engine/ampere/plan/select_kernel.h"
 #include "engine/cuda/host/device.h"
-#include "engine/cuda/host/free_sms.h"
 
 namespace fa3::ampere {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/ampere/plan/select_kernel.h"
+#include "engine/ampere/plan/forward_plan.h"
 
 #include <algorithm>
 

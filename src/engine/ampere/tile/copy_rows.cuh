@@ -5,6 +5,7 @@
 // zeros.
 #pragma once
 
+#include "engine/ampere/tile/copied_rows.h"
 #include "engine/cuda/ptx/cp_async.cuh"
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/ptx/smem.cuh"
@@ -124,6 +125,22 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, const RowAt& row_at, in
       const int left = row == nullptr ? 0 : min((columns - column) * 2, kChunkBytes);
       copy_pieces(share.at(first, slab), row + column * 2, left > 0 ? left : 0, width);
     }
+  }
+}
+
+// A block of neighbouring rows of a sequence to shared memory: the tensor's rows from `first` on;
+// `left` of them exist.
+template <TileLayout Layout, int Threads>
+__device__ __forceinline__ void copy_block(uint32_t tile, const CopiedRows& from, int batch,
+                                           int head, int first, int left) {
+  if (from.in_chunks) {
+    copy_chunks<Layout, Threads>(tile, from.tensor.at(batch, head, first), from.tensor.strides.row,
+                                 left, from.tensor.columns);
+  } else {
+    const auto row_at = [&](int row) {
+      return row < left ? from.tensor.at(batch, head, first + row) : nullptr;
+    };
+    copy_rows<Layout, Threads>(tile, row_at, from.tensor.columns, from.width);
   }
 }
 

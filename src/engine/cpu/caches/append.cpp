@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/cpu/caches/append.h"
+#include "engine/cpu/caches/caches.h"
 
 #include <algorithm>
 #include <type_traits>

@@ -3,13 +3,13 @@
 // Merges partial attention over disjoint key sets: lse = log sum_i exp(lse_i),
 // o = sum_i exp(lse_i - lse) o_i. Weights are computed relative to the largest lse_i; partials of
 // an infinite one share the row.
-#include "engine/cpu/caches/merge.h"
+#include "engine/cpu/caches/caches.h"
 
 #include <cmath>
 #include <limits>
 
-#include "engine/cpu/exp_difference.h"
 #include "engine/cpu/machine/parallel.h"
+#include "engine/cpu/rows.h"
 
 namespace fa3::cpu {
 namespace {

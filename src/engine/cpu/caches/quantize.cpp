@@ -8,7 +8,7 @@
 //
 // Every sum has a fixed order (docs/numerics.md), and this file is compiled without contraction of
 // products and sums, so that all engines give the same bits.
-#include "engine/cpu/caches/quantize.h"
+#include "engine/cpu/caches/caches.h"
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,6 @@
 
 #include "core/float_environment.h"
 #include "engine/cpu/machine/parallel.h"
-#include "engine/cpu/machine/thread_memory.h"
 #include "engine/cpu/rows.h"
 
 namespace fa3::cpu {

@@ -7,11 +7,22 @@
 
 #include <cstdint>
 
+#include "core/mask/block_mask.h"
 #include "core/mask/block_range.h"
 #include "engine/cpu/kernels/dropout_job.h"
-#include "engine/cpu/kernels/mask_row.h"
 
 namespace fa3::cpu {
+
+// What a driver hands to simd/vector/block_mask.h of a block mask (core/mask/block_mask.h): a query
+// row of one head.
+struct MaskRow {
+  const int32_t* blocks = nullptr;  // the map's entries by key block
+  const uint32_t* bits = nullptr;   // the row's in the first block of bits
+};
+
+inline MaskRow mask_row(const BlockMask& mask, int64_t sequence, int64_t head, int64_t query) {
+  return {mask.row_of(sequence, head, query / kMaskBlock), mask.bits_of(query)};
+}
 
 // Query rows that one micro-kernel call takes. 6 rows x 4 vectors are 24 accumulators, with 4 key
 // vectors and 1 broadcast 29 of the 32 AVX-512 registers; 6 x 2 are 12 + 2 + 1 of AVX2's 16.

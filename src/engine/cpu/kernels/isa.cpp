@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-#include "engine/cpu/machine/tile_permission.h"
+#include "engine/cpu/machine/features.h"
 #include "process/first_use.h"
 
 #if defined(__x86_64__)

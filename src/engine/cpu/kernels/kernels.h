@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
 #include "engine/cpu/kernels/block_job.h"
 #include "engine/cpu/kernels/gradient_tile.h"
 
@@ -61,5 +62,12 @@ extern const Kernels* const kAmxKernels;
 // 64-bit Arm only:
 extern const Kernels* const kNeonKernels;
 extern const Kernels* const kNeonBf16Kernels;
+
+// The rate that the forward could reach at best on this machine at this moment: multiply-adds from
+// registers, as its kernel for `dtype` uses them (float FMA, or vdpbf16ps where the engine uses
+// it). Floating-point operations per second of all threads together; one sample of 10 ms.
+double measure_peak_flops(DType dtype, int num_threads);
+// Like the function above, for given kernels.
+double measure_peak_flops(const Kernels& kernels, DType dtype, int num_threads);
 
 }  // namespace fa3::cpu

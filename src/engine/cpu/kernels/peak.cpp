@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/cpu/kernels/peak.h"
+#include "engine/cpu/kernels/kernels.h"
 
 #include <atomic>
 #include <chrono>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/cpu/machine/l2_cache.h"
+#include "engine/cpu/machine/features.h"
 
 #include <unistd.h>
 

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "core/workspace.h"
+
 namespace fa3::cpu {
 
 // Calls body(task, worker) once for every task in [0, num_tasks), on at most num_threads threads of
@@ -20,5 +22,23 @@ namespace fa3::cpu {
 // task is done.
 void parallel_for(int64_t num_tasks, int num_threads,
                   const std::function<void(int64_t task, int worker)>& body);
+
+// Equal slices of a workspace, one for each worker of parallel_for.
+struct ThreadMemory {
+  std::byte* first = nullptr;
+  int64_t bytes_each = 0;
+
+  WorkspaceAllocator operator[](int worker) const {
+    return WorkspaceAllocator(first + worker * bytes_each);
+  }
+};
+
+// `describe` carves what one worker needs, here only to count it.
+template <class Describe>
+ThreadMemory take_thread_memory(WorkspaceAllocator& allocator, int num_threads,
+                                Describe&& describe) {
+  const int64_t bytes_each = bytes_of(describe);
+  return {allocator.take<std::byte>(num_threads, bytes_each), bytes_each};
+}
 
 }  // namespace fa3::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/cpu/machine/tile_permission.h"
+#include "engine/cpu/machine/features.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>

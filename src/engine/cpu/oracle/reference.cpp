@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/cpu/oracle/reference.h"
+#include "engine/cpu/oracle/oracle.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "core/error.h"
-#include "engine/cpu/exp_difference.h"
 #include "engine/cpu/machine/parallel.h"
-#include "engine/cpu/machine/thread_memory.h"
 #include "engine/cpu/oracle/dropout_factors.h"
 #include "engine/cpu/rows.h"
 

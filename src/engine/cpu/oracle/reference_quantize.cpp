@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/float_environment.h"
-#include "engine/cpu/caches/quantize.h"
+#include "engine/cpu/caches/caches.h"
 #include "engine/cpu/rows.h"
 
 namespace fa3::cpu {

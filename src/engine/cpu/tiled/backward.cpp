@@ -8,7 +8,7 @@
 // out to a number of parts that only the shape decides, each part is one task with a dQ of its own,
 // and a last loop adds these up in their order. Interleaved blocks make parts equally long under a
 // causal mask.
-#include "engine/cpu/tiled/backward.h"
+#include "engine/cpu/tiled/tiled.h"
 
 #include <algorithm>
 #include <cmath>
@@ -16,11 +16,9 @@
 
 #include "core/error.h"
 #include "core/mask/block_range.h"
-#include "engine/cpu/exp_difference.h"
 #include "engine/cpu/kernels/dropout_parts.h"
 #include "engine/cpu/kernels/isa.h"
 #include "engine/cpu/machine/parallel.h"
-#include "engine/cpu/machine/thread_memory.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/tiled/tile_shape.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/cpu/tiled/forward.h"
+#include "engine/cpu/tiled/tiled.h"
 
 #include <algorithm>
 #include <atomic>

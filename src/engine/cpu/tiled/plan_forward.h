@@ -11,7 +11,7 @@
 
 #include "core/plan.h"
 #include "core/problem.h"
-#include "engine/cpu/machine/thread_memory.h"
+#include "engine/cpu/machine/parallel.h"
 #include "engine/cpu/tiled/schedule.h"
 
 namespace fa3::cpu {

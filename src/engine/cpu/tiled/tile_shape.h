@@ -12,7 +12,7 @@
 #include "core/problem.h"
 #include "core/workspace.h"
 #include "engine/cpu/kernels/block_job.h"
-#include "engine/cpu/machine/l2_cache.h"
+#include "engine/cpu/machine/features.h"
 
 namespace fa3::cpu {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/cuda/host/clock.h"
+#include "engine/cuda/host/device.h"
 
 #include "engine/cuda/host/device.h"
 

@@ -5,9 +5,11 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-
 #include <fa3/status.h>
 
+#include "core/error.h"
+#include "core/macros.h"
+#include "core/problem.h"
 #include "engine/engine.h"
 
 namespace fa3::cuda {
@@ -79,5 +81,19 @@ class DeviceScope {
   bool switched_ = false;
   cudaError_t error_ = cudaSuccess;
 };
+
+// How many SMs a call plans for: those of its device that fa3_options::sm_margin leaves.
+inline Status count_free_sms(const Problem& problem, int* count) {
+  FA3_TRY(count_sms(problem.device_index, count));
+  if (problem.sm_margin >= *count) {
+    return unsupported("sm_margin: expected fewer than the ", *count,
+                       " SMs of cuda:", problem.device_index, ", got ", problem.sm_margin);
+  }
+  *count -= problem.sm_margin;
+  return {};
+}
+
+// CUDA events as the clock of an engine's streams.
+extern const EngineClock kClock;
 
 }  // namespace fa3::cuda

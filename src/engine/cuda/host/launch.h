@@ -34,7 +34,7 @@ inline cudaError_t allow_smem_and_clusters(const void* function, int bytes, bool
 }
 
 struct LaunchKind {
-  bool pdl = false;  // starts under the end of the launch before, and waits for it (ptx/grid.cuh)
+  bool pdl = false;  // starts under the end of the launch before, and waits for it (ptx/sync.cuh)
   int cluster = 1;   // CTAs
   bool may_cluster = false;  // some launch of the kernel has one, of any size
 };

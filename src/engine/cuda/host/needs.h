@@ -86,4 +86,11 @@ class Needs {
   uint64_t bits_ = 0;
 };
 
+// Makes a call one of its own: a refusal names it before what is missing.
+constexpr bool is_kind(Need need) {
+  return need <= Need::kPartial;
+}
+
+const char* words_of(Need need);
+
 }  // namespace fa3::cuda

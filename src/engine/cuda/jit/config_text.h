@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/ptx/fragment.h"
 
 namespace fa3::cuda {
 

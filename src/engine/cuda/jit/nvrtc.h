@@ -5,12 +5,23 @@
 
 #include <fa3/status.h>
 
+#include <span>
 #include <string>
 #include <vector>
 
-#include "engine/cuda/jit/embedded_headers.h"
-
 namespace fa3::cuda {
+
+// The kernels' own headers as text, in the library: NVRTC includes them by these names.
+// tools/embed_headers.py writes the source.
+struct EmbeddedHeaders {
+  std::span<const char* const> names;
+  std::span<const char* const> texts;
+  const char* hash;  // of all of them
+};
+
+// The headers that kernels of the Hopper engine include.
+EmbeddedHeaders hopper_headers();
+EmbeddedHeaders ampere_headers();  // and of the ampere engine
 
 struct Program {
   std::string text;

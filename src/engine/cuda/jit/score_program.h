@@ -7,7 +7,7 @@
 #include "engine/cuda/jit/config_text.h"
 #include "engine/cuda/jit/nvrtc.h"
 #include "engine/cuda/jit/program_key.h"
-#include "engine/cuda/softmax/score_gradient_params.h"
+#include "engine/cuda/softmax/score_captures.h"
 
 namespace fa3::cuda {
 

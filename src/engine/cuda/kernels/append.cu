@@ -2,7 +2,7 @@
 // One warp for each head of each new row: its place is looked up, then the row is copied, turned on
 // the way if it is to be. The arrays may hold anything: a row that has no place in the cache is not
 // written, a position beyond the tables is their last.
-#include "engine/cuda/kernels/append.h"
+#include "engine/cuda/kernels/kernels.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -2,7 +2,7 @@
 // lse = log sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i. A warp has a row of a head; or, where
 // there are few rows of many partials, the warps of a block share out a row's partials. Limited by
 // memory: loads wait for nothing that they need not wait for.
-#include "engine/cuda/kernels/merge.h"
+#include "engine/cuda/kernels/kernels.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

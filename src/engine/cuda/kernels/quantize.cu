@@ -4,7 +4,7 @@
 // more for its means and for scales that blocks share; a block of kDescaleRows rows stays in the
 // registers of a CTA between its largest number and its rounding. What is computed:
 // docs/numerics.md.
-#include "engine/cuda/kernels/quantize.h"
+#include "engine/cuda/kernels/kernels.h"
 
 #include <algorithm>
 

@@ -7,8 +7,8 @@
 #include "engine/cuda/kernels/quantize_block.cuh"
 #include "engine/cuda/ptx/cp_async.cuh"
 #include "engine/cuda/ptx/instructions.cuh"
-#include "engine/cuda/ptx/named_barrier.cuh"
 #include "engine/cuda/ptx/smem.cuh"
+#include "engine/cuda/ptx/sync.cuh"
 
 namespace fa3::cuda {
 

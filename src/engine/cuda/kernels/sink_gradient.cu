@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums in double precision, always in the same order: deterministic without being asked.
-#include "engine/cuda/kernels/sink_gradient.h"
+#include "engine/cuda/kernels/kernels.h"
 
 namespace fa3::cuda {
 namespace {

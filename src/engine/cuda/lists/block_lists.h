@@ -6,11 +6,11 @@
 
 #include "engine/cuda/lists/block_list.h"
 #include "engine/cuda/lists/row_cuts.h"
-#include "engine/cuda/tile/sequence_tiles.h"
+#include "engine/cuda/tile/sequences.h"
 
 namespace fa3::cuda {
 
-// A list of tiles (cuda/tile/sequence_tiles.h). Null: all sequences have one length.
+// A list of tiles (cuda/tile/sequences.h). Null: all sequences have one length.
 struct TileList {
   const SequenceTiles* entries = nullptr;
   const int* count = nullptr;

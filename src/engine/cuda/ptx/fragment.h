@@ -1,14 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds what: the accumulator of a matrix product (mma.sync and wgmma alike), 16 rows to a
-// warp. Each thread has two rows, 8 apart, and in each 8 columns two neighbours; the four lanes of
-// a quad share the rows. Packed in pairs, the same registers are the A operand of the next product,
-// without moving anything; packed to e4m3 too, with the columns in another order. Plain constexpr:
-// tested on the host.
+// Elements, and who holds what: the accumulator of a matrix product (mma.sync and wgmma alike), 16
+// rows to a warp. Each thread has two rows, 8 apart, and in each 8 columns two neighbours; the four
+// lanes of a quad share the rows. Packed in pairs, the same registers are the A operand of the next
+// product, without moving anything; packed to e4m3 too, with the columns in another order. Plain
+// constexpr: tested on the host.
 #pragma once
+
+#include <cstdint>
+#include <type_traits>
 
 #include "core/macros.h"
 
 namespace fa3::cuda {
+
+// The element types of Q, K, V and O that the kernels are written for; O is never e4m3.
+enum class Element : unsigned char { kFp16, kBf16, kE4m3 };
+
+FA3_HD constexpr int bytes_of(Element element) {
+  return element == Element::kE4m3 ? 1 : 2;
+}
+
+// How one lies in memory.
+template <Element E>
+using Bits = std::conditional_t<bytes_of(E) == 1, uint8_t, uint16_t>;
 
 inline constexpr int kWarpSize = 32;
 inline constexpr int kRowsPerWarp = 16;

@@ -84,4 +84,10 @@ __device__ __forceinline__ void st_shared_b16(uint32_t address, uint16_t value) 
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
 
+// The shared memory that a launch asks for.
+__device__ __forceinline__ unsigned char* dynamic_smem() {
+  extern __shared__ __align__(1024) unsigned char smem_of_launch[];
+  return smem_of_launch;
+}
+
 }  // namespace fa3::cuda

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/ptx/fragment.h"
 
 namespace fa3::cuda {
 

@@ -69,4 +69,27 @@ struct ScoreCaptures {
   Tensor tensors[kMost];
 };
 
+// Elements of 16 bits that a forward loads before there are scores: a word for each two of a
+// thread's scores, which are those of neighbouring keys.
+inline constexpr bool kLoadsPairs = !kLoadsTile && (kScore.element == ElementKind::kOfScore ||
+                                                    kScore.element == ElementKind::kOfKey);
+
+template <int Scores, bool Some = kLoadsPairs>
+struct Pairs {
+  uint32_t words[Scores / 2];
+};
+template <int Scores>
+struct Pairs<Scores, false> {};
+
+// What a backward pass is given: beside the tensors, their gradients, of the same extents.
+struct ScoreGradientParams {
+  struct Gradient {
+    float* data;  // null: not wanted
+    int stride[ScoreCaptures::kDims];
+  };
+  ScoreCaptures captures;
+  Gradient gradients[ScoreCaptures::kMost];
+  float scale;  // softmax scale
+};
+
 }  // namespace fa3::cuda

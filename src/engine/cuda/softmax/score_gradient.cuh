@@ -4,8 +4,8 @@
 #pragma once
 
 #include "engine/cuda/ptx/add_to_memory.cuh"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/score_function.cuh"
-#include "engine/cuda/softmax/score_gradient_params.h"
 #ifdef FA3_SCORE_FUNCTION
 #include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/ptx/instructions.cuh"

@@ -6,6 +6,7 @@
 #include "core/key_places.h"
 #include "core/seqlen.h"
 #include "engine/cuda/tile/rows.h"
+#include "engine/cuda/tile/tile_order.h"
 
 namespace fa3::cuda {
 
@@ -49,5 +50,15 @@ FA3_HD constexpr SequenceRows rows_of_sequence(const Lengths& lengths_q, const L
   }
   return s;
 }
+
+// An entry of a list of tiles that the device makes of lengths (hopper/scheduler/sequence_tiles.h).
+// Each block of rows of a sequence has one, which describes the sequence.
+struct alignas(16) SequenceTiles {
+  QueryRows queries;
+  KeyRows keys;
+  int first_entry;  // in the list; the sequence has order.num_m_blocks entries
+  TileOrder order;  // the sequence's own tiles
+  int number;       // of the sequence
+};
 
 }  // namespace fa3::cuda

@@ -13,6 +13,10 @@ namespace fa3::cuda {
 inline constexpr int kChunkBytes = 16;  // the swizzle moves whole chunks
 inline constexpr int kMmaBytes = 32;    // depth of one matrix product
 
+// Which dimension of a wgmma operand is contiguous in shared memory: the one that the product sums
+// over (K), or the other one (M of A, N of B).
+enum class Major : unsigned char { kK, kMn };
+
 struct TileLayout {
   int rows;
   int columns;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "engine/hopper/config/accum_layout.h"
-#include "engine/hopper/ptx/reduce.cuh"
+#include "engine/hopper/ptx/global.cuh"
 
 namespace fa3::hopper {
 

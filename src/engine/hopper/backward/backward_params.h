@@ -10,7 +10,7 @@
 #include "engine/cuda/backward/query_scratch.h"
 #include "engine/cuda/feature_params.h"
 #include "engine/cuda/lists/block_list.h"
-#include "engine/cuda/softmax/score_gradient_params.h"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/rows.h"
 #include "engine/hopper/config/sm90.h"

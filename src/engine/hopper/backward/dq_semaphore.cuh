@@ -7,8 +7,8 @@
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
-#include "engine/hopper/ptx/grid.cuh"
-#include "engine/hopper/ptx/semaphore.cuh"
+#include "engine/hopper/ptx/global.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
 

@@ -18,7 +18,7 @@
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
-#include "engine/hopper/ptx/block.cuh"
+#include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 
 namespace fa3::hopper {

@@ -18,7 +18,6 @@
 #include "engine/hopper/backward/scores/function_tile.cuh"
 #endif
 #include "engine/hopper/backward/store_keys.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 

@@ -8,7 +8,7 @@
 #include "engine/cuda/ptx/quad.cuh"
 #include "engine/hopper/backward/row_tile.cuh"
 #include "engine/hopper/backward/store_wide_row.cuh"
-#include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
 

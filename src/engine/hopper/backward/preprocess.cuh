@@ -7,7 +7,7 @@
 
 #include "engine/cuda/backward/row_statistics.cuh"
 #include "engine/hopper/backward/row_tile.cuh"
-#include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
 

@@ -14,7 +14,6 @@
 #include "engine/hopper/backward/scores/captured_tile.cuh"
 #endif
 #include "engine/hopper/pipeline/roles.cuh"
-#include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 

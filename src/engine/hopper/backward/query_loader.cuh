@@ -8,7 +8,7 @@
 #include "engine/hopper/backward/key_block_walk.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/cluster.cuh"
-#include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/ptx/tma.cuh"
 
 namespace fa3::hopper {

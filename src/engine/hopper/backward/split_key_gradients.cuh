@@ -17,7 +17,6 @@
 #endif
 #include "engine/hopper/backward/store_keys.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 

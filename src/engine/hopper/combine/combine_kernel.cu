@@ -3,11 +3,11 @@
 // how many warps share a row. It starts while the forward ends, and the next forward starts while
 // it runs (PDL).
 #include "core/ceil_div.h"
-#include "engine/hopper/combine/combine_kernel.h"
+#include "engine/hopper/scheduler/side_kernels.h"
 
 #include "engine/cuda/host/launch.h"
 #include "engine/hopper/combine/combine_row.cuh"
-#include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
 namespace {

@@ -11,7 +11,7 @@
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/pipeline/roles.cuh"
-#include "engine/hopper/ptx/count.cuh"
+#include "engine/hopper/ptx/global.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 

@@ -23,7 +23,7 @@
 #include "engine/hopper/combine/combine_row.cuh"
 #include "engine/hopper/config/sm90.h"
 #include "engine/hopper/forward_params.h"
-#include "engine/hopper/ptx/flag.cuh"
+#include "engine/hopper/ptx/global.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/scheduler/work_tile.cuh"
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "core/macros.h"
-#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/ptx/fragment.h"
 #include "engine/hopper/config/accum_layout.h"
 #include "engine/hopper/config/sm90.h"
 #include "engine/hopper/tile/layout.h"

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one template parameter of the forward kernel: tile sizes, stages and schedule. What follows
-// from them: which scheduler, KV loader and combine the kernel is made of
-// (forward/producer/), tile shapes (tile_shapes.h), registers (register_budget.h) and how
-// its consumers are compiled (consumer_tuning.h). Plain constexpr, readable on any host. The
-// kernels that there are stand in kernels/forward.h.
+// from them: which scheduler, KV loader and combine the kernel is made of (forward/producer/), tile
+// shapes, registers and how its consumers are compiled (consumer_tuning.h). Plain constexpr,
+// readable on any host. The kernels that there are stand in kernels/forward.h.
 #pragma once
 
 #include "core/macros.h"
-#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/ptx/fragment.h"
 #include "engine/hopper/config/sm90.h"
-#include "engine/hopper/config/tile_shapes.h"
+#include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {
 
@@ -19,7 +18,7 @@ enum class SchedulerKind { kDense, kVarlen, kSplit, kStreamK, kListed };
 // How keys and values get into shared memory (forward/producer/kv_loader.cuh).
 enum class KvLoaderKind { kDense, kPages, kPagesOrCpAsync, kCpAsync, kQuantized, kE4m3, kListed };
 
-// Who combines the splits of a tile: a kernel that comes after (combine/combine_kernel.h), the CTA
+// Who combines the splits of a tile: a kernel that comes after (combine/combine_kernel.cu), the CTA
 // that is done last (combine/combine_last.cuh), or the CTA that opens the tile, unless the launch
 // leaves it to a kernel (combine/combine_opener.cuh).
 enum class CombineKind { kNone, kKernel, kLastCta, kOpener };
@@ -85,6 +84,46 @@ struct Captured {
   bool may_hide = false;  // the function hides keys
 
   bool operator==(const Captured&) const = default;
+};
+
+// ---- The types of a kernel's operands, and its tiles in shared memory ----
+
+struct OperandTypes {
+  Element query, product, stored;
+
+  // Q is brought to the products' type.
+  FA3_HD constexpr bool rescales_queries() const {
+    return stored == Element::kE4m3 && query != product;
+  }
+};
+
+struct TileShapes {
+  tile::TileLayout q, k, v;
+  tile::TileLayout loaded_k, loaded_v;  // as they arrive: narrower in a quantized cache
+  tile::TileLayout staged_o;            // of a warp, where O leaves through shared memory
+
+  // e4m3 products sum along columns, so that V comes transposed, or is where it has arrived.
+  FA3_HD constexpr TileShapes(int block_m, int block_n, int head_dim, int head_dim_v,
+                              int product_bytes, int stored_bytes, bool transposed_v,
+                              bool arrives_in_rows)
+      : q{block_m, head_dim, product_bytes},
+        k{block_n, head_dim, product_bytes},
+        v(transposed_v ? tile::TileLayout{head_dim_v, block_n, product_bytes}
+                       : tile::TileLayout{block_n, head_dim_v, product_bytes}),
+        loaded_k{block_n, head_dim, stored_bytes},
+        loaded_v(transposed_v && !arrives_in_rows
+                     ? v
+                     : tile::TileLayout{block_n, head_dim_v, stored_bytes}),
+        staged_o{cuda::kRowsPerWarp, head_dim_v} {}
+
+  FA3_HD constexpr int q_bytes() const { return q.bytes(); }
+  FA3_HD constexpr int stage_bytes() const { return larger(k, v); }
+  FA3_HD constexpr int loaded_stage_bytes() const { return larger(loaded_k, loaded_v); }
+
+ private:
+  static FA3_HD constexpr int larger(tile::TileLayout a, tile::TileLayout b) {
+    return a.bytes() > b.bytes() ? a.bytes() : b.bytes();
+  }
 };
 
 // Fields hold choices, functions hold what follows from them.

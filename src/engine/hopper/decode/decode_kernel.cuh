@@ -12,7 +12,7 @@
 #include "engine/hopper/decode/load_cp_async.cuh"
 #include "engine/hopper/decode/load_tma.cuh"
 #include "engine/hopper/decode/work_tiles.cuh"
-#include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 #ifdef FA3_SCORE_FUNCTION
 #include "engine/hopper/decode/function_rows.cuh"
 #endif

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "engine/hopper/decode/stages.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/mbarrier.cuh"
 #include "engine/hopper/ptx/smem.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/ptx/tma.cuh"
 
 namespace fa3::hopper {

@@ -6,10 +6,10 @@
 // (instances/forward_entry.cuh).
 #pragma once
 
-#include "engine/hopper/config/register_budget.h"
+#include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer.cuh"
 #include "engine/hopper/forward/producer/producer.cuh"
-#include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
 // into the host stub, and forgets to declare that name.

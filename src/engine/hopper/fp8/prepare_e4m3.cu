@@ -10,7 +10,6 @@
 
 #include "engine/hopper/fp8/value_part.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
-#include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"

@@ -9,10 +9,8 @@
 #include "engine/hopper/fp8/transpose_ahead.h"
 #include "engine/hopper/fp8/value_part.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
-#include "engine/hopper/ptx/fence.cuh"
-#include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/global.cuh"
 #include "engine/hopper/ptx/mbarrier.cuh"
-#include "engine/hopper/ptx/semaphore.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {

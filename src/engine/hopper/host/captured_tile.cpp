@@ -40,6 +40,12 @@ bool encode(CUtensorMap& map, const TensorSpan& span, tile::TileLayout layout) {
   return encode_tensor_map(map, span, Element::kBf16, layout, layout.rows);
 }
 
+// Two, or three, of a number that they divide. More gain little beyond that (docs/lab/flex.md), and
+// have more keys and values in the L2 at a time.
+int few_of(int64_t number) {
+  return number % 2 == 0 ? 2 : number % 3 == 0 ? 3 : 1;
+}
+
 }  // namespace
 
 CapturedParts parts_of_captured(const fa3_score_function& score) {
@@ -85,6 +91,14 @@ bool encode_captured_map(CUtensorMap& map, const fa3_captured_tensor& tensor,
 bool encode_gradient_map(CUtensorMap& map, const fa3_captured_tensor& tensor,
                          tile::TileLayout layout) {
   return encode(map, gradient_of(tensor), layout);
+}
+
+TilesTogether choose_together(const fa3_score_function& score, int64_t heads, int64_t batches) {
+  const CapturedParts parts = parts_of_captured(score);
+  TilesTogether together;
+  if (parts.of_others == 1) together.batches = few_of(batches);
+  if (parts.of_heads == 1 && together.batches == 1) together.packs = few_of(heads);
+  return together;
 }
 
 }  // namespace fa3::hopper

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which captured tensor of a score function a kernel loads by tiles (FA3_ELEMENT_OF_SCORE), and its
-// map. Next: captured_tile.cpp, score_program.h.
+// Which captured tensor of a score function a kernel loads by tiles (FA3_ELEMENT_OF_SCORE), its
+// map, and the order of tiles by what they read of it. Next: captured_tile.cpp, score_program.h.
 #pragma once
 
 #include "core/problem.h"
 #include "engine/hopper/host/tensor_map.h"
+#include "engine/hopper/score_operands.h"
 
 namespace fa3::hopper {
 
@@ -36,5 +37,9 @@ bool encode_captured_map(CUtensorMap& map, const fa3_captured_tensor& tensor,
                          tile::TileLayout layout);
 bool encode_gradient_map(CUtensorMap& map, const fa3_captured_tensor& tensor,
                          tile::TileLayout layout);
+
+// Which tiles read the same part of a captured tensor, and so come together. For tiles of sequences
+// that have one length, and no lists: these have orders of their own.
+TilesTogether choose_together(const fa3_score_function& score, int64_t heads, int64_t batches);
 
 }  // namespace fa3::hopper

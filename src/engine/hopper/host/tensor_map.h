@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/tile/tensor_span.h"
 #include "engine/hopper/tile/layout.h"
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/ptx/fragment.h"
 
 namespace fa3::hopper {
 

@@ -11,7 +11,7 @@
 #include <cstddef>
 
 #include "engine/hopper/config/backward_config.h"
-#include "engine/hopper/kernels/join.h"
+#include "engine/hopper/kernels/row.h"
 
 namespace fa3::hopper {
 

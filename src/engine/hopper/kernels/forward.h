@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 
-#include "engine/hopper/kernels/join.h"
 #include "engine/hopper/kernels/row.h"
 
 namespace fa3::hopper {

@@ -2,6 +2,8 @@
 // A row of the catalogue: a kernel, when it is chosen, and why. Host only. Next: forward.h.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "engine/cuda/host/needs.h"
@@ -30,5 +32,18 @@ struct Row {
   bool built = true;       // false: compiled at run time
   const char* why = "";
 };
+
+// Arrays of rows, one behind the other.
+template <class Row, std::size_t First, std::size_t... N>
+constexpr auto join(const std::array<Row, First>& first, const std::array<Row, N>&... parts) {
+  std::array<Row, (First + ... + N)> all;
+  auto end = all.begin();
+  const auto append = [&](const auto& part) {
+    for (const Row& row : part) *end++ = row;
+  };
+  append(first);
+  (append(parts), ...);
+  return all;
+}
 
 }  // namespace fa3::hopper

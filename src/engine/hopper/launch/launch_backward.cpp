@@ -5,11 +5,11 @@
 
 #include "core/ceil_div.h"
 #include "engine/cuda/host/launch.h"
-#include "engine/cuda/kernels/sink_gradient.h"
+#include "engine/cuda/kernels/kernels.h"
 #include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/scheduler/varlen_metadata.h"
+#include "engine/hopper/scheduler/side_kernels.h"
 
 namespace fa3::hopper {
 namespace {

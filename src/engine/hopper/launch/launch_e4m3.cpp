@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See launch_e4m3.h. Next: prepare_e4m3.cu.
-#include "engine/hopper/launch/launch_e4m3.h"
+// See launch_forward.h. Next: prepare_e4m3.cu.
+#include "engine/hopper/launch/launch_forward.h"
 
 #include "engine/cuda/host/launch.h"
 #include "engine/hopper/fp8/transpose_ahead.h"

@@ -10,10 +10,9 @@
 #include "core/ceil_div.h"
 #include "engine/cuda/host/launch.h"
 #include "engine/cuda/softmax/constants.h"
-#include "engine/hopper/combine/combine_kernel.h"
 #include "engine/hopper/config/e4m3_tuning.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/scheduler/varlen_metadata.h"
+#include "engine/hopper/scheduler/side_kernels.h"
 
 namespace fa3::hopper {
 namespace {

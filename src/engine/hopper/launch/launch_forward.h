@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "engine/hopper/plan/forward_plan.h"
+#include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/score_operands.h"
 
 namespace fa3::hopper {
@@ -34,5 +35,13 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
 // Queues all launches of a plan. score: null, but for a kernel with a score function.
 cudaError_t launch_forward(const ForwardPlan& plan, const ScoreOperands* score, void* workspace,
                            cudaStream_t stream);
+
+// ---- e4m3: V is transposed into the workspace, then comes the launch of the forward ----
+
+// In two steps, so that a benchmark can time them one by one.
+cudaError_t prepare_e4m3_launch(const E4m3Plan& plan, void* workspace, cudaStream_t stream);
+cudaError_t launch_prepared_e4m3(const E4m3Plan& plan, void* workspace, cudaStream_t stream);
+
+cudaError_t launch_e4m3(const E4m3Plan& plan, void* workspace, cudaStream_t stream);
 
 }  // namespace fa3::hopper

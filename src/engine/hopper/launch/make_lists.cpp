@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/launch/make_lists.h"
+#include "engine/hopper/launch/run.h"
 
 #include "engine/cuda/host/device.h"
 #include "engine/hopper/plan/backward/backward_plan.h"

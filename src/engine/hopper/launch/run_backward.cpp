@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/launch/run_backward.h"
+#include "engine/hopper/launch/run.h"
 
 #include "core/macros.h"
 #include "engine/cuda/engine_parts.h"

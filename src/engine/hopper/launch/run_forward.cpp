@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/launch/run_forward.h"
+#include "engine/hopper/launch/run.h"
 
 #include <algorithm>
 
@@ -7,7 +7,6 @@
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/cuda/softmax/constants.h"
-#include "engine/hopper/launch/launch_e4m3.h"
 #include "engine/hopper/launch/launch_forward.h"
 #include "engine/hopper/launch/score_program.h"
 

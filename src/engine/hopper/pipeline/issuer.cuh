@@ -3,8 +3,6 @@
 // looks up many pages at once. Next: forward/producer/producer.cuh.
 #pragma once
 
-#include "engine/hopper/ptx/apart.cuh"
-#include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 

@@ -10,7 +10,7 @@
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/plan/forward_call.h"
-#include "engine/hopper/scheduler/tiles_together.h"
+#include "engine/hopper/score_operands.h"
 
 namespace fa3::hopper {
 

@@ -6,17 +6,15 @@
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
-#include "engine/cuda/host/free_sms.h"
 #include "engine/hopper/config/decode_shape.h"
-#include "engine/hopper/host/capability.h"
+#include "engine/hopper/engine.h"
+#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
-#include "engine/hopper/plan/select/check_score.h"
 #include "engine/hopper/plan/select/choose_split.h"
-#include "engine/hopper/plan/select/choose_together.h"
-#include "engine/hopper/plan/select/refusal.h"
 #include "engine/hopper/plan/select/select.h"
+#include "engine/hopper/plan/select/serving.h"
 
 namespace fa3::hopper {
 namespace {

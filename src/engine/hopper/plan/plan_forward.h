@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans a forward problem, or says why no kernel can. plan_forward asks which GPU there is. Next:
-// run_forward.h.
+// launch/run.h.
 #pragma once
 
 #include <fa3/status.h>

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many lanes share a warp's work (the model of the SM has one), and which of them
-// arrive at a barrier when all are done: lane 0, for its warp. compute-sanitizer's racecheck does
-// not follow those that it speaks for, so in a build for it (FA3_EVERY_LANE_ARRIVES) each arrives
-// itself.
+// Which thread this is. How many lanes share a warp's work (the model of the SM has one), and which
+// of them arrive at a barrier when all are done: lane 0, for its warp. compute-sanitizer's
+// racecheck does not follow those that it speaks for, so in a build for it (FA3_EVERY_LANE_ARRIVES)
+// each arrives itself.
 #pragma once
+
+#include "engine/cuda/ptx/instructions.cuh"
 
 namespace fa3::hopper::ptx {
 
@@ -19,5 +21,24 @@ inline constexpr bool kEveryLaneArrives = true;
 inline constexpr bool kEveryLaneArrives = false;
 #endif
 inline constexpr int kArrivalsOfWarp = kEveryLaneArrives ? kLanes : 1;
+
+// The same object in shared memory, by an address that the compiler takes for another one. What
+// branches of a kernel hold in common stays in one register for all of them, or is spilled for all
+// of them where one has few registers: this gives a branch an address of its own.
+
+template <class T>
+__device__ __forceinline__ T& apart(T& shared) {
+  uint32_t address = cuda::cvta_to_shared(&shared);
+  asm volatile("" : "+r"(address));
+  return *reinterpret_cast<T*>(__cvta_shared_to_generic(address));
+}
+
+// blockIdx.x, of which nothing can be computed before: what is used at the end alone then takes no
+// register in the loop before it.
+__device__ __forceinline__ unsigned block_in_grid() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
 
 }  // namespace fa3::hopper::ptx

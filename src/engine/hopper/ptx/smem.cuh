@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared memory written and read by threads: what cuda/ptx/smem.cuh has, and stores of matrices.
-// What wgmma or TMA is to read afterwards needs fence.cuh between the store and the barrier.
+// What wgmma or TMA is to read afterwards needs a fence (sync.cuh) between the store and the
+// barrier.
 #pragma once
 
 #include <cstdint>

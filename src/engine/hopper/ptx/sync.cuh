@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Named barriers, the election of one lane, register reallocation between warpgroups.
+// Named barriers, the election of one lane, register reallocation between warpgroups, fences, and
+// the order of kernels in a stream.
 #pragma once
 
 #include <cstdint>
@@ -56,6 +57,32 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 template <int Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+// ---- Fences between stores by threads and their readers in the async proxy: wgmma and the TMA.
+// Executed by the thread that stored, before the barrier that tells the reader ----
+
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// fence_proxy_async() for global memory: by the thread that stored, and by the one that knows and
+// asks TMA for it.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// ---- Programmatic dependent launch (PTX ISA, "griddepcontrol"): the next kernel of a stream
+// starts while this one still runs, and waits where it first needs this one's results ----
+
+// The next kernel may start once every CTA of this one has said so or is gone.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Until the kernel before has finished, its stores visible.
+__device__ __forceinline__ void griddepcontrol_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 }  // namespace fa3::hopper::ptx

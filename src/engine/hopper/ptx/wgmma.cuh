@@ -7,12 +7,13 @@
 
 #include <cstdint>
 
-#include "engine/cuda/ptx/element.h"
-#include "engine/hopper/ptx/major.h"
+#include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/tile/tile_layout.h"
 
 namespace fa3::hopper::ptx {
 
 using cuda::Element;
+using cuda::Major;
 
 // Before the first multiply, and whenever ordinary code wrote registers a multiply reads.
 __device__ __forceinline__ void wgmma_fence() {

@@ -6,7 +6,7 @@
 // tested on the host. Next: split_kv.h, varlen_metadata.h.
 #pragma once
 
-#include "engine/cuda/tile/sequence_tiles.h"
+#include "engine/cuda/tile/sequences.h"
 #include "engine/hopper/config/sm90.h"
 
 namespace fa3::hopper {
@@ -42,27 +42,12 @@ struct VarlenMetadata {
   // Longest keys first: the last tiles should be short ones.
   static constexpr int kBuckets = 1024;
   static constexpr int kBucketKeys = 64;
-  static FA3_HD constexpr int bucket(const SequenceTiles& s) {
-    const int longer = s.keys.count / kBucketKeys;
-    return kBuckets - 1 - (longer < kBuckets ? longer : kBuckets - 1);
-  }
+  static FA3_HD constexpr int bucket(const SequenceTiles& s);
 
-  // The sequence, given that its entries begin with `first` of `all_entries`.
-  FA3_HD constexpr SequenceTiles placed(SequenceTiles s, int first, int all_entries) const {
-    const int m_blocks = s.order.num_m_blocks;
-    const int tiles_after = (all_entries - first - m_blocks) * num_packs;
-    s.first_entry = first;
-    if (tiles_after < tail_tiles && m_blocks > 0) {
-      const int heads = (tail_tiles - tiles_after + m_blocks - 1) / m_blocks;
-      s.order.tail_heads = heads < num_packs ? heads : num_packs;
-    }
-    return s;
-  }
-  FA3_HD constexpr void write(const SequenceTiles& of, int first, int all_entries) const {
-    const SequenceTiles s = placed(of, first, all_entries);
-    const int m_blocks = s.order.num_m_blocks;
-    for (int i = first; i < first + m_blocks && i < capacity; ++i) entries[i] = s;
-  }
+  // In varlen_metadata.h, for who makes the list. The sequence, given that its entries begin with
+  // `first` of `all_entries`; and these entries.
+  FA3_HD constexpr SequenceTiles placed(SequenceTiles s, int first, int all_entries) const;
+  FA3_HD constexpr void write(const SequenceTiles& of, int first, int all_entries) const;
 };
 
 }  // namespace fa3::hopper

@@ -4,11 +4,12 @@
 // Up to 32 sequences, a lane each, count what comes before them instead: a small call waits for it.
 // The next kernel starts meanwhile, and waits for this one's end itself (PDL).
 #include "core/ceil_div.h"
+#include "engine/hopper/scheduler/side_kernels.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
 
 #include "engine/cuda/host/launch.h"
 #include "engine/cuda/ptx/fragment.h"
-#include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
 namespace {

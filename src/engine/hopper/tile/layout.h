@@ -10,6 +10,7 @@ namespace fa3::hopper::tile {
 
 using cuda::kChunkBytes;
 using cuda::kMmaBytes;
+using cuda::Major;
 using cuda::TileLayout;
 
 inline constexpr int kSwizzleRows = 8;  // of one core matrix

@@ -2,7 +2,7 @@
 //
 // The backward's plans: budgets of the table, which row a shape gets, what follows for launches and
 // workspace, and which rows the CTAs of a grid have.
-#include "engine/ampere/plan/plan_backward.h"
+#include "engine/ampere/plan/plan.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 
 #include "engine/ampere/backward/row_block.h"
 #include "engine/ampere/plan/backward_plan.h"
-#include "engine/ampere/plan/select_kernel.h"
+#include "engine/ampere/plan/forward_plan.h"
 
 namespace fa3::ampere {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "engine/ampere/plan/copy_width.h"
 #include "engine/ampere/plan/forward_plan.h"
-#include "engine/ampere/plan/select_kernel.h"
 
 namespace fa3::ampere {
 namespace {

@@ -9,7 +9,7 @@
 #include <limits>
 #include <memory>
 
-#include "engine/cpu/tiled/forward.h"
+#include "engine/cpu/tiled/tiled.h"
 #include "problem.h"
 
 namespace fa3::cpu {

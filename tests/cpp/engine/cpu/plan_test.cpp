@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "engine/cpu/tiled/forward.h"
+#include "engine/cpu/tiled/tiled.h"
 #include "problem.h"
 
 namespace fa3::cpu {

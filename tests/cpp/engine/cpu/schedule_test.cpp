@@ -10,8 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/cpu/tiled/backward.h"
 #include "engine/cpu/tiled/plan_forward.h"
+#include "engine/cpu/tiled/tiled.h"
 #include "problem.h"
 
 namespace fa3::cpu {

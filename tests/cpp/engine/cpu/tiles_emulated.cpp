@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // In the library that emulates tiles nobody has to be asked for them.
-#include "engine/cpu/machine/tile_permission.h"
+#include "engine/cpu/machine/features.h"
 
 namespace fa3::cpu {
 

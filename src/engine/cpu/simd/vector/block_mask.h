@@ -4,7 +4,7 @@
 // vector or panel of them crosses the end of a block.
 #pragma once
 
-#include "engine/cpu/kernels/mask_row.h"
+#include "engine/cpu/kernels/block_job.h"
 #include "engine/cpu/simd/vector/vector.h"
 
 namespace fa3::cpu::FA3_ISA {

@@ -11,22 +11,17 @@
 #include "engine/hopper/forward/policies/scores.cuh"
 #include "engine/hopper/forward/policies/sum.cuh"
 #include "engine/hopper/forward/policies/weights.cuh"
-#include "engine/hopper/forward/producer/schedule/work_tile_blocks.cuh"
+#include "engine/hopper/forward/producer/schedule/work_tile_writer.cuh"
 #include "engine/hopper/forward/smem_plan.cuh"
-#include "engine/hopper/pipeline/ping_pong.cuh"
+#include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 
 namespace fa3::hopper {
 
 // ---- The pipelines ----
-
-// Whether this lane arrives for its warp.
-__device__ __forceinline__ bool arrives_for_warp() {
-  return ptx::kEveryLaneArrives || threadIdx.x % kWarpSize == 0;
-}
 
 // The warpgroup's place in the pipelines: which stages of K and V, which part of Q and which work
 // tile it reads, and when it releases each. A warp releases a stage by its lane 0, once all its
@@ -58,13 +53,13 @@ class ConsumerStages {
 
   __device__ __forceinline__ void wait_for_q() const { q_pipeline_.wait_full(q_); }
   __device__ __forceinline__ void release_q() const {
-    if (arrives_for_warp()) q_pipeline_.release(q_.stage());
+    if (leads_warp()) q_pipeline_.release(q_.stage());
   }
 
   // All lanes have read the work tile before lane 0 releases it.
   __device__ __forceinline__ void release_work_tile(uint32_t stage) const {
     __syncwarp();
-    if (arrives_for_warp()) at_.work_tile_pipeline().release(stage);
+    if (leads_warp()) at_.work_tile_pipeline().release(stage);
   }
 
   // ---- Key blocks ----
@@ -87,7 +82,7 @@ class ConsumerStages {
   }
 
   __device__ __forceinline__ void release_kv(KvState at) const {
-    if (arrives_for_warp()) at_.kv_pipeline().release(at.stage());
+    if (leads_warp()) at_.kv_pipeline().release(at.stage());
   }
 
   // A stage may only be released once it is full.

@@ -10,7 +10,6 @@
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/config/e4m3_tuning.h"
 #include "engine/hopper/config/kernel.h"
-#include "engine/hopper/ptx/half.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/unpack.cuh"
 

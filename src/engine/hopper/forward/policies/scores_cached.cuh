@@ -5,7 +5,6 @@
 
 #include "engine/cuda/softmax/score_quantized_keys.cuh"
 #include "engine/hopper/forward/policies/scores.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {

@@ -8,7 +8,6 @@
 #include "engine/hopper/forward/policies/promoted_sum.cuh"
 #include "engine/hopper/forward/policies/sum.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/stored_matrix.h"

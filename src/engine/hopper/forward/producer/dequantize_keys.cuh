@@ -10,9 +10,9 @@
 #include "engine/hopper/forward/smem_plan.cuh"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/pipeline/roles.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/smem.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/ptx/unpack.cuh"
 
 namespace fa3::hopper {

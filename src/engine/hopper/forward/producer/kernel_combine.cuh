@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Splits that a kernel of its own combines (combine_kernel.h), by a list that is left for it. Next:
-// split_tiles.cuh.
+// Splits that a kernel of its own combines (combine_kernel.cu), by a list that is left for it.
+// Next: split_tiles.cuh.
 #pragma once
 
 #include "engine/hopper/forward_params.h"

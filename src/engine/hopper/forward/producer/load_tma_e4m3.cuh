@@ -9,9 +9,8 @@
 #include "engine/hopper/forward/producer/load_tma_pages.cuh"
 #include "engine/hopper/forward/producer/transpose_values.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
-#include "engine/hopper/ptx/fence.cuh"
-#include "engine/hopper/ptx/grid.cuh"
-#include "engine/hopper/ptx/semaphore.cuh"
+#include "engine/hopper/ptx/global.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
 

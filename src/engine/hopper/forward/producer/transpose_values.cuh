@@ -8,7 +8,6 @@
 #include "engine/hopper/forward/smem_plan.cuh"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/pipeline/roles.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/transpose_square.cuh"
 
@@ -69,7 +68,7 @@ class ValueTransposer {
     tiles.wait_full(work_tile_);
     const int blocks = smem_.work_tiles[work_tile_.stage()].num_blocks;
     __syncwarp();  // every lane has read
-    if (leads()) tiles.release(work_tile_.stage());
+    if (leads_warp()) tiles.release(work_tile_.stage());
     work_tile_.advance();
     return blocks;
   }
@@ -92,10 +91,6 @@ class ValueTransposer {
     if (warp_ == 0 && ptx::lane() == 0) ptx::mbarrier_arrive(at_.kv_pipeline().full(kv_.stage()));
     value_rows_.advance();
     kv_.advance();
-  }
-
-  static __device__ __forceinline__ bool leads() {
-    return ptx::kEveryLaneArrives || ptx::lane() == 0;
   }
 
   SmemPlan<C>& smem_;

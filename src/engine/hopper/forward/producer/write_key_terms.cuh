@@ -8,9 +8,9 @@
 #include "engine/hopper/forward/consumer/score/score_smem.cuh"
 #include "engine/hopper/forward/producer/kv_loader.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/smem.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
 
@@ -61,7 +61,7 @@ class KeyTermWriter {
       head_ = work.queries.pack;
     }
     __syncwarp();  // every lane has read
-    if (leads()) at_.work_tile_pipeline().release(work_tile_.stage());
+    if (leads_warp()) at_.work_tile_pipeline().release(work_tile_.stage());
     work_tile_.advance();
     return blocks_ > 0;
   }
@@ -79,16 +79,13 @@ class KeyTermWriter {
     }
     ptx::fence_proxy_async();  // wgmma reads what these threads have stored
     __syncwarp();
-    if (leads()) ptx::mbarrier_arrive(key_term_pipeline(at_).full(terms_.stage()));
+    if (leads_warp()) ptx::mbarrier_arrive(key_term_pipeline(at_).full(terms_.stage()));
     terms_.advance();
   }
 
   static __device__ __forceinline__ void write_row(uint32_t operand, int row, KeyTermWords words) {
     const uint32_t all[4] = {words.first, words.second, 0, 0};
     ptx::st_shared_b32x4(operand + row * kKeyTermRowBytes, all);
-  }
-  static __device__ __forceinline__ bool leads() {
-    return ptx::kEveryLaneArrives || ptx::lane() == 0;
   }
 
   const ForwardParams& params_;

@@ -7,7 +7,6 @@
 
 #include "core/ceil_div.h"
 #include "core/workspace.h"
-#include "engine/hopper/plan/backward/few_key_blocks.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {

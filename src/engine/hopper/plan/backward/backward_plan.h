@@ -75,4 +75,11 @@ cuda::ListsOf lists_of(const BackwardCall& call);
 // The plan of a call for a kernel that can do it, on this many SMs.
 BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& call, int num_sms);
 
+// The number of splits of all key blocks' steps; 1: they stay whole. Where few key blocks are a
+// wave or two of CTAs at most, the longest one's time is the call's. Their steps are split over all
+// SMs instead, as stream-K does with the last tiles of a product (Osama et al., arXiv 2301.03598,
+// section 4). Requires the plan's kernel, call and blocks. Causal groups of heads:
+// backward_plan.cpp.
+int splits_of_few(const BackwardPlan& plan, int num_sms);
+
 }  // namespace fa3::hopper

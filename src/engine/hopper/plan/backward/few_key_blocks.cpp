@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/backward/few_key_blocks.h"
+#include "engine/hopper/plan/backward/backward_plan.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/select/check_score.h"
+#include "engine/hopper/plan/select/select.h"
 
 #include "core/ceil_div.h"
 #include "engine/hopper/plan/count_tiles.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/select/choose_pairs.h"
+#include "engine/hopper/plan/select/choose_split.h"
 
 #include <algorithm>
 

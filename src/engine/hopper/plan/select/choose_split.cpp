@@ -7,7 +7,6 @@
 #include "core/ceil_div.h"
 #include "core/workspace.h"
 #include "engine/hopper/plan/count_tiles.h"
-#include "engine/hopper/plan/select/choose_pairs.h"
 #include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "engine/hopper/plan/forward_plan.h"
+#include "engine/hopper/plan/select/split_case.h"
 
 namespace fa3::hopper {
 
@@ -39,5 +40,16 @@ bool fits_one_wave(const Kernel& config, const ForwardCall& call, PackGqa pack, 
 // Whether few enough rows, of few enough splits, are combined that one CTA a tile does it sooner
 // than a kernel of its own.
 bool combines_in_kernel(const Kernel& config, const ForwardCall& call, const Tiling& tiling);
+
+// ---- Causal tiles in pairs of equal length, dealt to CTAs in equal ranges ----
+
+// A tiling, and until when its splits are combined.
+struct PairedTiles {
+  Tiling tiling;
+  double time = 0;
+};
+
+// The best ranges of a call's pairs; is_split() false: it has none.
+PairedTiles choose_pairs(const SplitCase& s);
 
 }  // namespace fa3::hopper

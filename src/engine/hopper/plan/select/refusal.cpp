@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/select/refusal.h"
+#include "engine/hopper/plan/select/serving.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "engine/cuda/host/need_words.h"
-#include "engine/hopper/plan/select/serving.h"
+#include "engine/cuda/host/needs.h"
 
 namespace fa3::hopper {
 namespace {

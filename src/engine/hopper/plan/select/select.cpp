@@ -7,7 +7,6 @@
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/select/choose_kv_loader.h"
 #include "engine/hopper/plan/select/choose_split.h"
-#include "engine/hopper/plan/select/select_decode.h"
 #include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {

@@ -4,6 +4,7 @@
 // choose_split.h (PackGQA, split-KV), plan_forward.cpp.
 #pragma once
 
+#include "core/error.h"
 #include "engine/hopper/plan/forward_plan.h"
 #include "engine/hopper/plan/select/serving.h"
 
@@ -18,7 +19,7 @@ struct Choice {
 // No row: no kernel serves the call.
 Choice select(const Request& r);
 
-// select() without the kernels of few query rows (select_decode.h).
+// select() without the kernels of few query rows (select_decode()).
 Choice select_tiles(const Request& r);
 
 // Query heads that share a tile of a kernel that never splits tiles: none but with e4m3, where they
@@ -27,5 +28,11 @@ PackGqa pack_of_whole_tiles(const Kernel& config, const Request& r);
 
 // Whether a kernel that does nothing but decode can do a call with this tiling.
 bool can_decode(const Kernel& config, const Request& r, const Tiling& tiling);
+
+// Refuses calls with a score function and few queries, which another engine is sooner done with.
+Status check_score(const Request& r, const Row& row);
+
+// A decode kernel, and how its tiles come to CTAs. No row: none does the call.
+Choice select_decode(const Request& r);
 
 }  // namespace fa3::hopper

@@ -5,6 +5,7 @@
 
 #include <span>
 
+#include "core/error.h"
 #include "engine/hopper/kernels/forward.h"
 #include "engine/hopper/plan/request.h"
 
@@ -49,5 +50,13 @@ bool suits(const Tile& tile, const Request& r);
 
 // The first tile that serves a call and suits its sizes, else the first that serves it.
 Tile first_that_suits(const Request& r);
+
+// ---- Why no kernel serves a call, found by what the kernels offer ----
+
+// OK if a kernel serves the call; if only decode kernels do, they may still not take it.
+Status check_served(const Request& r);
+
+// Refuses a call that decode kernels alone serve and do not take (select_decode()).
+Status refuse_many_queries(const Request& r);
 
 }  // namespace fa3::hopper

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call whose tiles may be split, and what splits would take. Next: choose_pairs.h,
+// A call whose tiles may be split, and what splits would take. Next: choose_pairs.cpp,
 // choose_split.cpp.
 #pragma once
 

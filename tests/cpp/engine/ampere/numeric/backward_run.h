@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "cuda/backward_cases.h"
-#include "engine/ampere/instances/mask_backward_entry.cuh"
-#include "engine/ampere/launch/launch_backward.h"
-#include "engine/cuda/kernels/sink_gradient.h"
+#include "engine/ampere/instances/backward_entry.cuh"
+#include "engine/ampere/launch/launch.h"
+#include "engine/cuda/kernels/kernels.h"
 #include "random_map.h"
 #include "runtime.h"
 

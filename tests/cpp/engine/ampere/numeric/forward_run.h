@@ -15,9 +15,8 @@
 #include "core/dropout/dropout.h"
 #include "core/problem.h"
 #include "engine/ampere/forward/forward_kernel.cuh"
-#include "engine/ampere/launch/launch_forward.h"
+#include "engine/ampere/launch/launch.h"
 #include "engine/ampere/plan/forward_plan.h"
-#include "engine/ampere/plan/select_kernel.h"
 #include "random_map.h"
 #include "runtime.h"
 

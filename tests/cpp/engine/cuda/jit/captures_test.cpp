@@ -12,7 +12,6 @@
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/launch/score_program.h"
-#include "engine/hopper/plan/select/choose_together.h"
 
 namespace fa3 {
 namespace {

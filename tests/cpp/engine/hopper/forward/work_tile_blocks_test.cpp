@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which softmax steps a warpgroup takes: guarded ones vote over a warp's rows, so all must be
 // numbers.
-#include "engine/hopper/forward/producer/schedule/work_tile_blocks.cuh"
 #include "engine/cuda/mask/key_window.h"
+#include "engine/hopper/forward/producer/schedule/work_tile_writer.cuh"
 
 #include <gtest/gtest.h>
 

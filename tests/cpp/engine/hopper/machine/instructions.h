@@ -21,7 +21,7 @@ struct Coordinates {
 struct Operand {
   bool in_registers = false;
   uint64_t descriptor = 0;
-  hopper::Major major = hopper::Major::kK;
+  cuda::Major major = cuda::Major::kK;
   int element_bytes = 2;
 };
 

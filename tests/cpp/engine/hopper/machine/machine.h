@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/hopper/ptx/major.h"
+#include "engine/cuda/tile/tile_layout.h"
 #include "fault.h"
 
 namespace fa3::machine {

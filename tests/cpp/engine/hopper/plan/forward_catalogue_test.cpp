@@ -5,7 +5,7 @@
 #include <string>
 
 #include "engine/hopper/catalogue.h"
-#include "engine/hopper/config/register_budget.h"
+#include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/instances/forward_entry.h"
 
 namespace fa3::hopper {

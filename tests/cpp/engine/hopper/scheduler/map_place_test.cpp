@@ -13,6 +13,7 @@
 
 #include "core/ceil_div.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
+#include "engine/hopper/scheduler/varlen_metadata.h"
 
 namespace fa3::hopper {
 namespace {

@@ -15,9 +15,10 @@
 #include "engine/cuda/mask/row_blocks.h"
 #include "engine/cuda/tile/tile_order.h"
 #include "engine/hopper/decode/warp_keys.h"
-#include "engine/hopper/scheduler/fast_divisor.h"
+#include "engine/hopper/forward_params.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
-#include "engine/hopper/scheduler/tiles_together.h"
+#include "engine/hopper/scheduler/varlen_metadata.h"
+#include "engine/hopper/score_operands.h"
 
 namespace fa3::hopper {
 namespace {

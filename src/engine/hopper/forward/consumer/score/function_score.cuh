@@ -4,8 +4,8 @@
 // added_score.cuh.
 #pragma once
 
-#include "engine/cuda/softmax/loaded_pairs.h"
 #include "engine/cuda/softmax/score.cuh"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/score_function.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/cuda/tile/rows.h"

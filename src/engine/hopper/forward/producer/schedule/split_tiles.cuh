@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scheduler of tiles that the launch may split. A kernel of its own combines their splits
-// (combine_kernel.h), by a list that is left for it. Next: stream_k_tiles.cuh.
+// (combine_kernel.cu), by a list that is left for it. Next: stream_k_tiles.cuh.
 #pragma once
 
 #include "engine/hopper/forward/producer/kernel_combine.cuh"

@@ -1,12 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a scheduler describes a whole tile, or the blocks of a split, to the consumers. Next:
+// What a launch asks of its tiles, and which key blocks of a tile a warpgroup visits. Next:
 // dense_tiles.cuh.
 #pragma once
 
+#include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/policies/scores.cuh"
-#include "engine/hopper/forward/producer/schedule/work_tile_blocks.cuh"
+#include "engine/hopper/forward_params.h"
+#include "engine/hopper/scheduler/work_tile.cuh"
 
 namespace fa3::hopper {
+
+template <Kernel C>
+__device__ __forceinline__ bool has_pages(const ForwardParams& params) {
+  return (C.general() || C.always_splits()) && params.paged.page_size > 0;
+}
+
+// Whether lost scores of this launch can be computed again: 16 bytes of a row at a time, and not by
+// every kernel from pages.
+template <Kernel C>
+__device__ __forceinline__ bool can_recompute(const ForwardParams& params) {
+  if (has_pages<C>(params) && !recomputes_pages(C)) return false;
+  return !C.general() || params.q.columns % kCopyColumns == 0;
+}
+
+template <Kernel C>
+class WorkTileBlocks {
+  using Edge = decltype(WorkTileOf<C>::Blocks::edge);
+
+ public:
+  __device__ __forceinline__ explicit WorkTileBlocks(const ForwardParams& params)
+      : params_(params) {}
+
+  __device__ __forceinline__ bool has_varlen_metadata() const {
+    return C.general() && params_.sequences;
+  }
+  __device__ __forceinline__ bool paged() const { return has_pages<C>(params_); }
+  __device__ __forceinline__ bool is_split() const {
+    return C.always_splits() || (C.can_split() && params_.schedule.is_active());
+  }
+
+  // Dense kernels know nothing of chunks, and those that decode of nothing on the left.
+  __device__ __forceinline__ MaskRuleOf<int> mask() const {
+    if constexpr (C.always_splits()) return {.right = params_.mask.right};
+    return C.general() ? params_.mask : MaskRuleOf<int>{params_.mask.left, params_.mask.right};
+  }
+
+  // The blocks of the warpgroup that has the tile's rows from `first_row` on.
+  __device__ __forceinline__ typename WorkTileOf<C>::Blocks blocks_of(
+      int first_row, const cuda::QueryRows& queries, int seqlen_k, int first_key,
+      int most_blocks) const {
+    const PackGqa pack = params_.output.pack;
+    const int seqlen_q = queries.used;
+    const int q_begin = pack.query(first_row);
+    const int past_end = pack.query(first_row + kRowsPerWarpgroup);
+    if (q_begin >= queries.count) return {};
+    if (C.general() && q_begin >= seqlen_q) return {.count = 1, .edge = Edge::of_nothing()};
+    const int q_end = past_end < seqlen_q ? past_end : seqlen_q;
+    const auto blocks_under = [&](const MaskRuleOf<int>& rule) {
+      const auto range = block_range(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
+      const auto edge = Edge::of(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
+      return C.can_split() ? row_blocks_of_split(range, edge, C.shape.block_n, most_blocks)
+                           : row_blocks(range, edge, C.shape.block_n);
+    };
+    auto blocks = C.can_split() && hides_right_only(mask()) ? blocks_under({.right = mask().right})
+                                                            : blocks_under(mask());
+    // Rows past the end are zeros where they are clipped, and where the tensor ends with the
+    // sequence. Elsewhere they hold anything: only online steps look at no row but their own.
+    const bool ends_in_zeros = params_.q_is_clipped || seqlen_q == params_.seqlen_q;
+    if ((has_varlen_metadata() || is_split()) && !ends_in_zeros && past_end > seqlen_q)
+      blocks.online_from = 0;
+    if (!can_recompute<C>(params_)) blocks.online_from = 0;
+    return blocks;
+  }
+
+ protected:
+  const ForwardParams& params_;
+};
 
 // Writes work tiles in shared memory, where they are read: the producer has no registers to spare
 // for them.

@@ -11,10 +11,10 @@
 #include <numeric>
 #include <vector>
 
-#include "engine/cuda/kernels/sink_gradient.h"
+#include "engine/cuda/kernels/kernels.h"
 #include "engine/cuda/lists/map_place.h"
-#include "engine/hopper/combine/combine_kernel.h"
 #include "engine/hopper/host/tensor_map.h"
+#include "engine/hopper/scheduler/side_kernels.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
 #include "machine.h"
 

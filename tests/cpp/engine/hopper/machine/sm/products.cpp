@@ -11,7 +11,7 @@
 namespace fa3::machine {
 namespace {
 
-using hopper::Major;
+using cuda::Major;
 
 constexpr int kWarpsPerWarpgroup = 4;
 constexpr int kRowsPerWarp = 16;

@@ -5,9 +5,9 @@
 
 #include "engine/hopper/ptx/cluster.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/smem.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 #include "many_orders.h"
 
 namespace fa3::hopper {

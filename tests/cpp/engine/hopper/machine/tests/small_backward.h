@@ -12,7 +12,6 @@
 #include "engine/hopper/config/kernel.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
-#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/mbarrier.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"

@@ -2,8 +2,8 @@
 //
 // A last wave of few key blocks: who has one, that it and the others are all key blocks, and that
 // its plan is about the same memory.
-#include "engine/hopper/plan/backward/few_key_blocks.h"
 #include "engine/hopper/catalogue.h"
+#include "engine/hopper/plan/backward/backward_plan.h"
 
 #include <gtest/gtest.h>
 

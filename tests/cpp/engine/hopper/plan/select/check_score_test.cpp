@@ -4,9 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "engine/hopper/plan/plain_problem.h"
-#include "engine/hopper/plan/select/check_score.h"
-#include "engine/hopper/plan/select/refusal.h"
 #include "engine/hopper/plan/select/select.h"
+#include "engine/hopper/plan/select/serving.h"
 
 namespace fa3::hopper {
 namespace {

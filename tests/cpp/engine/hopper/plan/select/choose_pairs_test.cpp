@@ -7,7 +7,7 @@
 #include "core/ceil_div.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plain_problem.h"
-#include "engine/hopper/plan/select/choose_pairs.h"
+#include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/hopper/plan/plain_problem.h"
-#include "engine/hopper/plan/select/select_decode.h"
+#include "engine/hopper/plan/select/select.h"
 
 namespace fa3::hopper {
 namespace {

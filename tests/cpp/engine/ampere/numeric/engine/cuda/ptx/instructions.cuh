@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "core/dtype.h"
-#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/ptx/fragment.h"
 #include "instructions.h"
 
 namespace fa3::cuda {

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "cuda_words.h"
 #include "instructions.h"
 
 namespace fa3::cuda {
@@ -63,6 +64,10 @@ inline void ld_shared_b32x4(uint32_t address, uint32_t (&value)[4]) {
 }
 inline void ld_shared_f32x2(uint32_t address, float (&value)[2]) {
   load_numbers(address, value);
+}
+
+inline unsigned char* dynamic_smem() {
+  return machine::shared_memory();
 }
 
 }  // namespace fa3::cuda

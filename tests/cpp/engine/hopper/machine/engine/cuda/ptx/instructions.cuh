@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/ptx/fragment.h"
 #include "instructions.h"
 
 namespace fa3::cuda {

@@ -2,6 +2,7 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
+#include "instructions.h"
 #include "lanes.h"
 
 namespace fa3::hopper::ptx {
@@ -14,5 +15,14 @@ inline int lane() {
 
 inline constexpr bool kEveryLaneArrives = false;
 inline constexpr int kArrivalsOfWarp = 1;
+
+template <class T>
+T& apart(T& shared) {
+  return shared;
+}
+
+inline unsigned block_in_grid() {
+  return blockIdx.x;
+}
 
 }  // namespace fa3::hopper::ptx

@@ -31,4 +31,17 @@ void setmaxnreg_dec() {
   machine::set_registers(Registers, false);
 }
 
+inline void fence_proxy_async() {
+  machine::fence_proxy_async();
+}
+
+inline void fence_proxy_async_global() {
+  machine::fence_proxy_async_global();
+}
+
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() {
+  machine::wait_for_kernel_before();
+}
+
 }  // namespace fa3::hopper::ptx

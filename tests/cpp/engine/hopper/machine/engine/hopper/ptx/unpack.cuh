@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/ptx/fragment.h"
 
 namespace fa3::hopper::ptx {
 
@@ -24,6 +24,10 @@ inline void dequantize(uint32_t, bool is_e5m2, uint32_t& low, uint32_t& high) {
 // Whether all that a launch has dequantized was of this type.
 inline bool has_dequantized_only(bool e5m2) {
   return has_dequantized[e5m2] && !has_dequantized[!e5m2];
+}
+
+inline uint32_t fma_f16x2(uint32_t, uint32_t, uint32_t) {
+  return 0;
 }
 
 }  // namespace fa3::hopper::ptx

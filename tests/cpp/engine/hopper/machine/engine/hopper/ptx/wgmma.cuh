@@ -2,13 +2,14 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
-#include "engine/cuda/ptx/element.h"
-#include "engine/hopper/ptx/major.h"
+#include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/tile/tile_layout.h"
 #include "instructions.h"
 
 namespace fa3::hopper::ptx {
 
 using cuda::Element;
+using cuda::Major;
 
 inline void wgmma_fence() {}
 inline void wgmma_commit_group() {

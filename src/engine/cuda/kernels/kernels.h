@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantizing, appending to caches and merging results, in device memory; and sums of a backward.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <fa3/status.h>
+
+#include "core/append.h"
+#include "core/plan.h"
+#include "core/problem.h"
+
+namespace fa3::cuda {
+
+// The same bits as on the CPU. Any CUDA device that converts to e4m3 would do.
+Status plan_quantize(const QuantizeProblem& problem, Plan* plan);
+Status run_quantize(const QuantizeProblem& problem, const Plan& plan, void* workspace,
+                    void* stream);
+
+// Any CUDA device would do.
+Status run_append(const AppendProblem& problem, void* stream);
+
+// Merges partial attention over disjoint key sets. Any CUDA device would do.
+Status run_merge(const MergeProblem& problem, void* stream);
+
+// The sinks' gradients, from what preprocess has summed for each query block.
+struct SinkSums {
+  const float* sums;  // by query block, in QueryScratch's order; zero for blocks without rows
+  int batches;        // QueryScratch's batch entries
+  int heads;
+  int q_blocks;
+  float* d_sink;  // one for each query head
+};
+
+// Queues a launch behind preprocess: a CTA for each head.
+cudaError_t sum_sink_gradients(const SinkSums& sums, cudaStream_t stream);
+
+}  // namespace fa3::cuda
