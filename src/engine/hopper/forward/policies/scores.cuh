@@ -93,8 +93,8 @@ template <Kernel C>
 using ScaledHook = ScoreOf16BitP<ScaledScore, C.shape.block_n, headroom_log2(C)>;
 
 template <Kernel C>
-requires(!kHasScoreFunction && !C.capped() && !C.e4m3() && !C.dequantizes()) struct ScoresOf<C>
-    : PreparedScores<ScaledHook<C>> {
+requires(!kHasScoreFunction && C.scores == Scores::kScaled && !C.e4m3() &&
+         !C.dequantizes()) struct ScoresOf<C> : PreparedScores<ScaledHook<C>> {
   __device__ __forceinline__ explicit ScoresOf(const ForwardParams& params)
       : PreparedScores<ScaledHook<C>>{{{params.scale_log2}}} {}
 };
