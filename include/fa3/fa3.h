@@ -651,8 +651,8 @@ FA3_API fa3_status fa3_backward_query(const fa3_backward_params* params, fa3_ans
  * copies them behind what the stream has queued, and waits. */
 FA3_API fa3_status fa3_forward_validate(const fa3_forward_params* params, void* stream);
 
-/** Bytes of workspace that the call needs; may be 0. The workspace is on the tensors' device,
- * aligned to 256 bytes, and shares no memory with them. */
+/** Bytes of workspace that the call needs; may be 0. The workspace is on the tensors' device
+ * and shares no memory with them. On a GPU it is aligned to 256 bytes; on a CPU malloc() serves. */
 FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* bytes);
 /** As fa3_forward_workspace_size(). */
 FA3_API fa3_status fa3_backward_workspace_size(const fa3_backward_params* params, size_t* bytes);
@@ -676,7 +676,7 @@ FA3_API fa3_status fa3_backward_plan_text(const fa3_backward_params* params, cha
  * CPU calls return when the outputs are written, CUDA calls when the work is queued.
  *
  * @param params           the call
- * @param workspace        memory on the tensors' device, aligned to 256 bytes
+ * @param workspace        memory on the tensors' device; on a GPU aligned to 256 bytes
  * @param workspace_bytes  at least what fa3_forward_workspace_size() says
  * @param stream           a cudaStream_t for CUDA tensors; ignored for CPU tensors */
 FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace,
@@ -698,8 +698,8 @@ FA3_API fa3_status fa3_quantize(const fa3_quantize_params* params, void* workspa
  *
  * Called at most once per call, on the calling thread, only for `bytes` > 0, and only after the
  * call was accepted, before anything is queued or written. It returns at least `bytes` bytes on the
- * tensors' device, aligned to 256, which must stay until the call's work is done: until the
- * function returns for CPU tensors, in order of the stream for CUDA tensors. NULL ends the call
+ * tensors' device, on a GPU aligned to 256, which must stay until the call's work is done: until
+ * the function returns for CPU tensors, in order of the stream for CUDA tensors. NULL ends the call
  * with FA3_OUT_OF_MEMORY. It may not throw.
  *
  * @param context  what the caller passed beside the function

@@ -12,13 +12,14 @@
 #include "api/monitor.h"
 #include "core/error.h"
 #include "core/macros.h"
+#include "core/workspace.h"
 #include "plan/choose.h"
 #include "plan/merge_apart.h"
 
 namespace fa3::api {
 namespace {
 
-constexpr uintptr_t kWorkspaceAlignment = 256;
+constexpr uintptr_t kCudaAlignment = 256;
 
 bool writes_nothing(const MergeProblem& p) {
   const bool no_rows = p.batch == 0 || p.rows == 0 || p.heads == 0;
@@ -33,10 +34,17 @@ struct MemoryName {
 constexpr MemoryName kWorkspace{"workspace", "workspace_size"};
 constexpr MemoryName kListMemory{"memory", "block_lists_size"};
 
-// Requests `bytes` (> 0) from the caller's memory.
+// The first address in memory of malloc that the CPU engines take; sizes have room for that.
+void* aligned(void* data) {
+  constexpr uintptr_t kAlignment = WorkspaceAllocator::kAlignment;
+  return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(data) + kAlignment - 1) / kAlignment *
+                                 kAlignment);
+}
+
+// Requests `bytes` (> 0) from the caller's memory on `device`.
 template <class Params>
-Status provide(const Params& params, int64_t bytes, Workspace workspace, void** memory,
-               MemoryName is = kWorkspace) {
+Status provide(const Params& params, fa3_device_type device, int64_t bytes, Workspace workspace,
+               void** memory, MemoryName is = kWorkspace) {
   const auto needed = static_cast<uint64_t>(bytes);
   if (workspace.allocate != nullptr) {
     workspace.data = workspace.allocate(workspace.context, needed);
@@ -52,11 +60,11 @@ Status provide(const Params& params, int64_t bytes, Workspace workspace, void** 
   if (workspace.data == nullptr) {
     return invalid(is.name, ": expected ", needed, " bytes, got a null pointer");
   }
-  if (reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
-    return invalid(is.name, ": expected an address aligned to ", kWorkspaceAlignment,
-                   " bytes, got ", workspace.data);
+  if (device == FA3_CUDA && reinterpret_cast<uintptr_t>(workspace.data) % kCudaAlignment != 0) {
+    return invalid(is.name, ": expected an address aligned to ", kCudaAlignment, " bytes, got ",
+                   workspace.data);
   }
-  *memory = workspace.data;
+  *memory = device == FA3_CPU ? aligned(workspace.data) : workspace.data;
   return check_workspace(params, {workspace.data, bytes, is.name});
 }
 
@@ -108,7 +116,7 @@ Status run_call(const Params& params, Workspace workspace, void* stream, Verb ve
   FA3_TRY(choose(problem, &choice));
   void* memory = nullptr;
   const int64_t bytes = choice.plan.workspace_bytes;
-  if (bytes > 0) FA3_TRY(provide(params, bytes, workspace, &memory));
+  if (bytes > 0) FA3_TRY(provide(params, problem.device, bytes, workspace, &memory));
   const Engine& engine = *choice.engine;
   return watch(problem, engine, choice.plan.kernel, stream, [&] {
     if constexpr (std::is_same_v<P, Problem>) {
@@ -152,7 +160,7 @@ Status make_lists(const Params& params, Workspace memory, void* stream, fa3_bloc
     if (problem.block_mask.num_bits > 0) {
       FA3_TRY(check_data({"block_mask_bits", params.options.block_mask_bits}));
     }
-    FA3_TRY(provide(params, bytes, memory, &data, kListMemory));
+    FA3_TRY(provide(params, problem.device, bytes, memory, &data, kListMemory));
     FA3_TRY((choice.engine->*verb)(problem, choice.plan, data, stream));
   }
   *lists = lists_of(problem, listed_pass(problem), data);

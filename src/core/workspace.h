@@ -32,7 +32,7 @@ constexpr int64_t capped_product(Factors... factors) {
 
 class WorkspaceAllocator {
  public:
-  static constexpr int64_t kAlignment = 64;  // a cache line; the workspace's own is 256
+  static constexpr int64_t kAlignment = 64;  // a cache line; a GPU's workspace has 256
 
   constexpr WorkspaceAllocator() = default;  // only counts
   explicit WorkspaceAllocator(void* memory) : memory_(static_cast<std::byte*>(memory)) {}

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/macros.h"
+#include "core/workspace.h"
 #include "plan/merge_apart.h"
 #include "process/first_use.h"
 
@@ -46,6 +47,9 @@ Status consider(const Engine& engine, const P& problem, Choice* choice) {
   }
   Plan plan{.wants_words = choice->plan.wants_words};
   FA3_TRY(plan_with(engine, problem, &plan));
+  if (problem.device == FA3_CPU && plan.workspace_bytes > 0) {
+    plan.workspace_bytes += WorkspaceAllocator::kAlignment;  // the call aligns what malloc gave
+  }
   if (plan.workspace_bytes >= kTooManyBytes) {
     return unsupported("needs a workspace of 2^60 bytes or more for these sizes");
   }

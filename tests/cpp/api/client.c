@@ -119,7 +119,7 @@ const char* FA3_CLIENT(ClientResults* r) {
   TRY(fa3_backward_workspace_size(&s.backward, &backward_bytes));
   TRY(fa3_forward_plan_text(&s.forward, r->forward_plan, sizeof(r->forward_plan), &text_bytes));
   TRY(fa3_backward_plan_text(&s.backward, r->backward_plan, sizeof(r->backward_plan), NULL));
-  workspace = aligned_alloc(256, (forward_bytes + backward_bytes) / 256 * 256 + 256);
+  workspace = malloc(forward_bytes + backward_bytes);
   TRY(fa3_forward(&s.forward, workspace, forward_bytes, NULL));
   TRY(fa3_backward(&s.backward, workspace, backward_bytes, NULL));
   free(workspace);

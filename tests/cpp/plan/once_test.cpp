@@ -50,6 +50,23 @@ constexpr Engine kCounting = {
     .run_merge = nullptr,
 };
 
+constexpr Engine kOfGpu = {
+    .name = "of a GPU",
+    .id = FA3_ENGINE_HOPPER,
+    .memory = FA3_CUDA,
+    .automatic = true,
+    .probe =
+        [] {
+          return Availability{true, "counts"};
+        },
+    .plan_forward = [](const Problem&, Plan* plan) { return count_plan(plan); },
+    .run_forward = [](const Problem&, const Plan& plan, void* workspace,
+                      void*) { return run(plan, workspace); },
+    .plan_backward = nullptr,
+    .run_backward = nullptr,
+    .run_merge = nullptr,
+};
+
 // Comes first, and has no kernels.
 constexpr Engine kBetter = {
     .name = "better",
@@ -86,7 +103,7 @@ constexpr Engine kRefusing = {
 
 // A valid call of either pass; the counting engine reads no tensor.
 struct Calls {
-  alignas(256) std::byte lent[256];
+  alignas(256) std::byte lent[512];
   float data[11][32] = {};
   ForwardArgs forward;
   BackwardArgs backward;
@@ -106,6 +123,8 @@ struct Calls {
     backward.dv = bshd(data[8], FA3_FLOAT32, 1, 2, 2, 8);
   }
 };
+
+constexpr size_t kRoomToAlign = 64;  // of workspaces on a CPU
 
 struct Lender {
   void* memory;
@@ -138,7 +157,7 @@ TEST(PlanOnce, with_an_allocator_which_is_asked_once_for_what_the_plan_says) {
   EXPECT_EQ(g_plans, 1);
   EXPECT_EQ(g_obeyed, 1);
   EXPECT_EQ(lender.calls, 1);
-  EXPECT_EQ(lender.bytes, 200u);
+  EXPECT_EQ(lender.bytes, 200u + kRoomToAlign);
   EXPECT_EQ(g_workspace, calls.lent);
   EXPECT_EQ(fa3_backward_with_allocator(&calls.backward, Lender::lend, &lender, nullptr), FA3_OK);
   EXPECT_EQ(g_plans, 2);
@@ -224,16 +243,34 @@ TEST(Allocator, is_not_asked_for_nothing_nor_by_a_call_that_is_refused) {
   EXPECT_EQ(lender.calls, 0);
 }
 
+TEST(Workspace, of_a_cpu_is_taken_at_any_address_and_of_a_gpu_aligned_to_256) {
+  for (size_t offset : {0, 1, 8, 63, 64}) {
+    Calls calls(200);
+    ASSERT_EQ(fa3_forward(&calls.forward, calls.lent + offset, 200 + kRoomToAlign, nullptr), FA3_OK)
+        << fa3_last_error();
+    const auto* given = static_cast<std::byte*>(g_workspace);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(given) % kRoomToAlign, 0u);
+    EXPECT_GE(given, calls.lent + offset);
+    EXPECT_LE(given + 200, calls.lent + offset + 200 + kRoomToAlign);
+  }
+  Calls calls(200);
+  for (fa3_tensor* t : {&calls.forward.q, &calls.forward.k, &calls.forward.v, &calls.forward.o}) {
+    t->device_type = FA3_CUDA;
+  }
+  size_t bytes = 0;
+  ASSERT_EQ(fa3_forward_workspace_size(&calls.forward, &bytes), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(bytes, 200u);
+  EXPECT_EQ(fa3_forward(&calls.forward, calls.lent + 8, 200, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fa3_last_error()).find("aligned to 256"), std::string::npos);
+  EXPECT_EQ(fa3_forward(&calls.forward, calls.lent, 200, nullptr), FA3_OK) << fa3_last_error();
+}
+
 TEST(Allocator, that_has_none_or_is_none_is_an_error_and_nothing_runs) {
   Calls calls(200);
   Lender lender{nullptr};
   EXPECT_EQ(fa3_forward_with_allocator(&calls.forward, Lender::lend, &lender, nullptr),
             FA3_OUT_OF_MEMORY);
-  EXPECT_STREQ(fa3_last_error(), "workspace: expected 200 bytes from the allocator, got none");
-  lender.memory = calls.lent + 8;
-  EXPECT_EQ(fa3_forward_with_allocator(&calls.forward, Lender::lend, &lender, nullptr),
-            FA3_INVALID_ARGUMENT);
-  EXPECT_NE(std::string(fa3_last_error()).find("aligned to 256"), std::string::npos);
+  EXPECT_STREQ(fa3_last_error(), "workspace: expected 264 bytes from the allocator, got none");
   EXPECT_EQ(fa3_backward_with_allocator(&calls.backward, nullptr, nullptr, nullptr),
             FA3_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(fa3_last_error()).rfind("allocate:", 0), 0u);
@@ -243,7 +280,7 @@ TEST(Allocator, that_has_none_or_is_none_is_an_error_and_nothing_runs) {
 }  // namespace
 
 std::span<const Engine* const> engines() {
-  static constexpr const Engine* kEngines[] = {&kBetter, &kCounting, &kRefusing};
+  static constexpr const Engine* kEngines[] = {&kOfGpu, &kBetter, &kCounting, &kRefusing};
   return kEngines;
 }
 

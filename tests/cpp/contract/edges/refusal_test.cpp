@@ -114,7 +114,9 @@ TEST_P(Refusal, of_a_workspace_too_small_or_unaligned_changes_nothing) {
     ASSERT_EQ(fa3_forward_workspace_size(&call.params, &needed), FA3_OK) << fa3_last_error();
     if (needed == 0) GTEST_SKIP() << engine().name << " needs no workspace";
     EXPECT_EQ(call.run(needed - 1), FA3_WORKSPACE_TOO_SMALL) << c;
-    EXPECT_EQ(call.run(needed, 16), FA3_INVALID_ARGUMENT) << c;
+    if (call.params.q.device_type == FA3_CUDA) {  // a CPU's memory may lie anywhere
+      EXPECT_EQ(call.run(needed, 16), FA3_INVALID_ARGUMENT) << c;
+    }
     EXPECT_TRUE(call.nothing_changed()) << c;
   }
 }

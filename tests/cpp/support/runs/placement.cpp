@@ -22,7 +22,7 @@ bool is_fill(std::byte b) {
 GuardedWorkspace::GuardedWorkspace(size_t bytes)
     : bytes_(bytes), memory_(bytes + 3 * kAlignment, kFill) {
   const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-  first_ = kAlignment + (kAlignment - address % kAlignment) % kAlignment;
+  first_ = kAlignment + (kAlignment - address % kAlignment) % kAlignment + 1;
 }
 
 void* GuardedWorkspace::data() {

@@ -17,7 +17,7 @@
 
 namespace fa3::test {
 
-// Exactly `bytes` bytes, aligned to 256, full of NaN, with guards on both sides.
+// Exactly `bytes` bytes at an odd address, full of NaN, with guards on both sides.
 class GuardedWorkspace {
  public:
   explicit GuardedWorkspace(size_t bytes);
