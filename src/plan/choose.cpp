@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/macros.h"
 #include "core/workspace.h"
+#include "plan/default_engine.h"
 #include "plan/merge_apart.h"
 #include "process/first_use.h"
 
@@ -86,11 +87,15 @@ Status choose_engine(const P& problem, Choice* choice) {
       choice->plan.why += "; not " + better.words(problem.device);
       if (probe(*better.engine).available) choice->is_first = false;
     }
+    if (choice->plan.wants_words) {
+      choice->plan.why += why_not_default_engine(problem.engine, problem.device);
+    }
     return {};
   }
   for (const AbsentEngine& absent : absent_engines()) {
     if (absent.id != problem.engine) continue;
-    return unsupported(kNoEngine, absent.name, ": not in this build; ", kBuildWithCuda);
+    return unsupported(kNoEngine, absent.name, ": not in this build; ", kBuildWithCuda,
+                       why_default_engine(problem.engine));
   }
   if (refusals.empty()) {
     return unsupported("no engine of this build has the id ", problem.engine,
@@ -103,7 +108,7 @@ Status choose_engine(const P& problem, Choice* choice) {
   if (problem.device == FA3_CUDA && !absent_engines().empty()) {
     reasons += concat("; no engine of this build takes them: ", kBuildWithCuda);
   }
-  return unsupported(kNoEngine, reasons);
+  return unsupported(kNoEngine, reasons, why_default_engine(problem.engine));
 }
 
 }  // namespace

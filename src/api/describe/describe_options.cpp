@@ -5,12 +5,12 @@
 #include <cmath>
 #include <cstdint>
 
-#include "api/describe/default_engine.h"
 #include "api/describe/rules/operand_rules.h"
 #include "api/describe/rules/tensor_rules.h"
 #include "api/dropout_mask.h"
 #include "core/error.h"
 #include "core/macros.h"
+#include "plan/default_engine.h"
 
 namespace fa3::api {
 namespace {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 
 #include "cli/call/host_tensor.h"
 #include "cli/exit_code.h"
@@ -54,6 +55,25 @@ std::vector<EngineInfo> engine_list() {
     engines.push_back({info.name, info.available != 0, info.detail});
   }
   return engines;
+}
+
+std::string engine_complaint() {
+  const char* asked = std::getenv("FA3_ENGINE");
+  const std::string name = asked == nullptr ? "" : asked;
+  if (name.empty() || name == "auto") return "";
+  std::string names = "auto";
+  for (const EngineInfo& engine : engine_list()) {
+    if (engine.name != name) {
+      names += ", " + engine.name;
+    } else if (engine.available) {
+      return "";
+    } else {
+      return concat("FA3_ENGINE=", name, ": ", engine.detail,
+                    "; calls that name no engine are refused on a GPU, and not affected on a CPU");
+    }
+  }
+  return concat("FA3_ENGINE=", name, ": expected one of ", names,
+                "; calls that name no engine are refused");
 }
 
 const std::vector<std::string>& engine_names() {

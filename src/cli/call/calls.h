@@ -17,6 +17,8 @@ struct EngineInfo {
   std::string detail;
 };
 std::vector<EngineInfo> engine_list();
+// What is wrong with the environment's FA3_ENGINE here, or "".
+std::string engine_complaint();
 
 // "auto", "cpu", ... for --engine; engine_id() expects one of them.
 const std::vector<std::string>& engine_names();

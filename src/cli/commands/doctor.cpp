@@ -73,9 +73,12 @@ void check_cpu(Diagnosis* report) {
 }
 
 void check_environment(Diagnosis* report) {
-  const std::string complaint = cpu_code_complaint();
-  if (complaint.empty()) return;
-  report->warn("environment", complaint, "Unset FA3_CPU_ISA, or name one of those.");
+  if (const std::string complaint = cpu_code_complaint(); !complaint.empty()) {
+    report->warn("environment", complaint, "Unset FA3_CPU_ISA, or name one of those.");
+  }
+  if (const std::string complaint = engine_complaint(); !complaint.empty()) {
+    report->warn("environment", complaint, "Unset FA3_ENGINE, or name an engine that is here.");
+  }
 }
 
 void check_threads(Diagnosis* report) {

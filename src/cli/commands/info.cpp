@@ -21,8 +21,8 @@ void print_engines() {
     fmt::print("  {:<10} {:<11} {}\n", engine.name, engine.available ? "available" : "unavailable",
                engine.detail);
   }
-  if (const std::string complaint = cpu_code_complaint(); !complaint.empty()) {
-    fmt::print("  {}\n", complaint);
+  for (const std::string& complaint : {cpu_code_complaint(), engine_complaint()}) {
+    if (!complaint.empty()) fmt::print("  {}\n", complaint);
   }
   fmt::print("\nMachine\n  {}, {} memory\n", machine_text(), bytes_text(total_memory_bytes()));
 }

@@ -53,11 +53,14 @@ def test_scripts_import_names_that_are_there():
 
 
 PLAN = 'import numpy, fa3; x = numpy.zeros((1, 8, 2, 16), "f"); print(fa3.plan(x, x, x{}))'
+OF_FLOAT32_ON_A_GPU = """from fa3 import _native
+x = 0, "float32", 2, 0, (1, 8, 2, 16), (256, 32, 16, 1)
+_native.forward_plan(x, x, x, None, None)"""
 
 
-def plan_under(engine, options=""):
+def plan_under(engine, options="", program=PLAN):
     return subprocess.run(
-        [sys.executable, "-c", PLAN.format(options)],
+        [sys.executable, "-c", program.format(options)],
         env=os.environ | {"FA3_ENGINE": engine},
         capture_output=True,
         text=True,
@@ -68,8 +71,14 @@ def plan_under(engine, options=""):
 def test_the_environment_names_the_engine_of_calls_that_ask_for_none():
     assert "engine reference\n" in plan_under("reference").stdout
     assert "engine cpu\n" in plan_under("reference", ", engine='cpu'").stdout
-    for other in ("auto", "", "hopper"):  # which takes no NumPy array
+    for other in ("auto", ""):
         assert "engine cpu\n" in plan_under(other).stdout
+        assert "FA3_ENGINE" not in plan_under(other).stdout
+    on_gpus = plan_under("hopper").stdout
+    assert "engine cpu\n" in on_gpus and "; not hopper, which the environment's FA3" in on_gpus
+    assert "FA3_ENGINE" not in plan_under("hopper", ", engine='cpu'").stdout
+    refused = plan_under("hopper", program=OF_FLOAT32_ON_A_GPU).stderr
+    assert "call: hopper: " in refused and "environment's FA3_ENGINE names hopper" in refused
     assert "expected one of auto, " in plan_under("cuda").stderr
 
 

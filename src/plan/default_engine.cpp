@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/describe/default_engine.h"
+#include "plan/default_engine.h"
 
 #include <cstdlib>
-#include <string>
 #include <string_view>
 
 #include "core/error.h"
 #include "engine/engine.h"
 #include "process/first_use.h"
 
-namespace fa3::api {
+namespace fa3 {
 namespace {
 
 struct Named {
@@ -30,11 +29,15 @@ Named engine_of_environment() {
   return {.name = name};
 }
 
+const Named& named_engine() {
+  static constinit FirstUse<Named> first_use;
+  return first_use.get(engine_of_environment);
+}
+
 }  // namespace
 
 Status default_engine(int32_t memory, fa3_engine_id* engine) {
-  static constinit FirstUse<Named> first_use;
-  const Named named = first_use.get(engine_of_environment);
+  const Named& named = named_engine();
   *engine = FA3_ENGINE_AUTO;
   if (named.name == nullptr) return {};
   if (named.engine == FA3_ENGINE_AUTO) {
@@ -47,4 +50,17 @@ Status default_engine(int32_t memory, fa3_engine_id* engine) {
   return {};
 }
 
-}  // namespace fa3::api
+std::string why_not_default_engine(fa3_engine_id engine, int32_t memory) {
+  const Named& named = named_engine();
+  const bool passed_over = named.engine != FA3_ENGINE_AUTO && named.memory != memory;
+  if (engine != FA3_ENGINE_AUTO || !passed_over) return "";
+  return concat("; not ", named.name,
+                ", which the environment's FA3_ENGINE names: it takes no tensors in this memory");
+}
+
+std::string why_default_engine(fa3_engine_id engine) {
+  if (engine == FA3_ENGINE_AUTO || engine != named_engine().engine) return "";
+  return concat("; the environment's FA3_ENGINE names ", named_engine().name);
+}
+
+}  // namespace fa3
