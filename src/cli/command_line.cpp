@@ -186,6 +186,7 @@ constexpr const char* kInfoHelp = R"(
 Examples:
   fa3 info                                           engines, and why one is missing
   fa3 info --seqlen 16384 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --causal
+  fa3 info --batch 64 --seqlen 1 --seqlen-k 65536 --dtype bf16 --kv-dtype e4m3   a decode step
   fa3 info --engine hopper --dtype bf16 --seqlen 4096   would it run, and if not, why?)";
 
 void add_info(CLI::App& app) {
@@ -204,8 +205,10 @@ void add_info(CLI::App& app) {
   CLI::Option* head_dim_v =
       extent("--head-dim-v", &shape.head_dim_v, "of V and O; like --head-dim");
   info->add_option("--dtype", flags->dtype, "element type")
-      ->check(CLI::IsMember(kDtypeNames))
+      ->check(CLI::IsMember({"fp32", "fp16", "bf16", "e4m3"}))
       ->capture_default_str();
+  info->add_option("--kv-dtype", flags->kv_dtype, "of K and V in a quantized cache")
+      ->check(CLI::IsMember({"e4m3", "e5m2"}));
   info->add_flag("--sink", flags->sink, "with one more logit per query head");
   add_mask_flags(*info, &flags->mask);
   add_engine_flags(*info, &flags->engine);

@@ -42,6 +42,7 @@ void run_bench(const BenchFlags& flags);
 struct InfoFlags {
   Shape shape;
   std::string dtype = "fp32";
+  std::string kv_dtype;  // of a quantized cache; empty: like dtype
   bool sink = false;
   EngineFlags engine;
   MaskFlags mask;

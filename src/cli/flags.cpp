@@ -22,7 +22,11 @@ fa3_options options_of(const EngineFlags& engine, const MaskFlags& mask) {
 }
 
 fa3_dtype dtype_of(const std::string& name) {
-  return name == "fp16" ? FA3_FLOAT16 : name == "bf16" ? FA3_BFLOAT16 : FA3_FLOAT32;
+  return name == "fp16"   ? FA3_FLOAT16
+         : name == "bf16" ? FA3_BFLOAT16
+         : name == "e4m3" ? FA3_FLOAT8_E4M3
+         : name == "e5m2" ? FA3_FLOAT8_E5M2
+                          : FA3_FLOAT32;
 }
 
 }  // namespace fa3::cli

@@ -33,7 +33,7 @@ struct MaskFlags {
 
 fa3_options options_of(const EngineFlags& engine, const MaskFlags& mask);
 
-// "fp32", "fp16", "bf16", as validated by the parser.
+// "fp32", "fp16", "bf16", as validated by the parser. dtype_of() knows "e4m3" and "e5m2", too.
 extern const std::vector<std::string> kDtypeNames;
 fa3_dtype dtype_of(const std::string& name);
 

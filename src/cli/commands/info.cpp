@@ -4,6 +4,9 @@
 // takes.
 #include <fmt/format.h>
 
+#include <array>
+#include <vector>
+
 #include "cli/bench/machine.h"
 #include "cli/call/calls.h"
 #include "cli/call/execution.h"
@@ -54,14 +57,14 @@ std::string workspace_cell(const Args& args) {
   return "";
 }
 
-void print_workspaces(const Operands& operands, fa3_options options) {
+void print_workspaces(const Operands& operands, fa3_options options, bool with_backward) {
   fmt::print("\nWorkspace\n");
   const Table table({{"  engine", 12, false}, {"forward", 12}, {"backward", 12}});
   table.print_header();
   for (const EngineInfo& engine : engine_list()) {
     options.engine = engine_id(engine.name);
     table.print_row({"  " + engine.name, workspace_cell(forward_question(operands, options)),
-                     workspace_cell(backward_question(operands, options))});
+                     with_backward ? workspace_cell(backward_question(operands, options)) : "-"});
   }
 }
 
@@ -69,31 +72,68 @@ void print_budget_line(const char* what, const std::string& formula, int64_t byt
   fmt::print("  {:<16} {:<44} {:>12}\n", what, formula, bytes_text(bytes));
 }
 
-void print_budget(const InfoFlags& flags, const Operands& operands, const fa3_options& options) {
+Operands operands_of(const InfoFlags& flags) {
+  const fa3_dtype dtype = dtype_of(flags.dtype);
+  Operands operands =
+      make_operands(flags.shape, dtype, Layout::bshd,
+                    {.backward = true, .sink = flags.sink, .memory = Memory::shapes_only});
+  if (dtype == FA3_FLOAT8_E4M3) {
+    operands.o = HostTensor::shape_only(FA3_BFLOAT16, operands.o.shape());
+  }
+  if (!flags.kv_dtype.empty()) {
+    const fa3_dtype of_cache = dtype_of(flags.kv_dtype);
+    operands.k = HostTensor::shape_only(of_cache, operands.k.shape());
+    operands.v = HostTensor::shape_only(of_cache, operands.v.shape());
+  }
+  return operands;
+}
+
+bool has_gradients(const InfoFlags& flags) {
+  return flags.dtype != "e4m3" && flags.kv_dtype.empty();
+}
+
+// fa3_quantize() writes a factor for each FA3_DESCALE_ROWS rows; a cache has one for each head.
+int64_t descale_bytes(const InfoFlags& flags) {
+  constexpr int64_t kItem = sizeof(float);
   const Shape& s = flags.shape;
-  const int64_t item = HostTensor::shape_only(operands.q.dtype(), {1}).bytes();
-  const auto bytes_of = [](const HostTensor& tensor) { return tensor.bytes(); };
+  const auto blocks = [](int64_t rows) { return (rows + FA3_DESCALE_ROWS - 1) / FA3_DESCALE_ROWS; };
+  if (!flags.kv_dtype.empty()) return 2 * s.batch * s.kv_heads * kItem;
+  return s.batch * (s.heads * blocks(s.seqlen_q) + 2 * s.kv_heads * blocks(s.seqlen_k)) * kItem;
+}
+
+void print_forward_budget(const char* title, const InfoFlags& flags) {
+  const Operands operands = operands_of(flags);
+  const fa3_options options = options_of(flags.engine, flags.mask);
+  const Shape& s = flags.shape;
+  const auto item_of = [](const HostTensor& tensor) {
+    return HostTensor::shape_only(tensor.dtype(), {1}).bytes();
+  };
+  const int64_t item = item_of(operands.q), kv_item = item_of(operands.k);
+  std::vector<int64_t> parts;
+  const auto part = [&](const char* what, const std::string& formula, int64_t bytes) {
+    print_budget_line(what, formula, bytes);
+    parts.push_back(bytes);
+  };
+  fmt::print("\nMemory budget, {} ({} bytes an element)\n", title, item);
+  part("Q",
+       fmt::format("{} b * {} sq * {} hq * {} d * {}", s.batch, s.seqlen_q, s.heads, s.head_dim,
+                   item),
+       operands.q.bytes());
+  part("K, V",
+       fmt::format("{} b * {} sk * {} hk * ({} d + {} dv) * {}", s.batch, s.seqlen_k, s.kv_heads,
+                   s.head_dim, s.head_dim_v, kv_item),
+       operands.k.bytes() + operands.v.bytes());
+  if (kv_item == 1) part("descale", "float32 factors of the FP8 numbers", descale_bytes(flags));
+  part("O",
+       fmt::format("{} b * {} sq * {} hq * {} dv * {}", s.batch, s.seqlen_q, s.heads, s.head_dim_v,
+                   item_of(operands.o)),
+       operands.o.bytes());
+  part("LSE", fmt::format("{} b * {} hq * {} sq * 4", s.batch, s.heads, s.seqlen_q),
+       operands.lse.bytes());
   const auto workspace = static_cast<int64_t>(workspace_bytes(forward_question(operands, options)));
-  const int64_t parts[] = {bytes_of(operands.q), bytes_of(operands.k) + bytes_of(operands.v),
-                           bytes_of(operands.o), bytes_of(operands.lse), workspace};
-  fmt::print("\nMemory budget, forward ({} bytes an element)\n", item);
-  print_budget_line("Q",
-                    fmt::format("{} b * {} sq * {} hq * {} d * {}", s.batch, s.seqlen_q, s.heads,
-                                s.head_dim, item),
-                    parts[0]);
-  print_budget_line("K, V",
-                    fmt::format("{} b * {} sk * {} hk * ({} d + {} dv) * {}", s.batch, s.seqlen_k,
-                                s.kv_heads, s.head_dim, s.head_dim_v, item),
-                    parts[1]);
-  print_budget_line("O",
-                    fmt::format("{} b * {} sq * {} hq * {} dv * {}", s.batch, s.seqlen_q, s.heads,
-                                s.head_dim_v, item),
-                    parts[2]);
-  print_budget_line("LSE", fmt::format("{} b * {} hq * {} sq * 4", s.batch, s.heads, s.seqlen_q),
-                    parts[3]);
-  print_budget_line("workspace", "as the plan says", parts[4]);
+  part("workspace", "as the plan says", workspace);
   print_budget_line("fa3 needs", "the sum: linear in sq and sk", sum_of_bytes(parts));
-  int64_t matrix = item;
+  int64_t matrix = item_of(operands.o);
   for (int64_t factor : {s.batch, s.heads, s.seqlen_q, s.seqlen_k}) {
     if (__builtin_mul_overflow(matrix, factor, &matrix)) {
       throw CommandError(kExitBadInput, "the score matrix has more than 2^63 bytes");
@@ -101,8 +141,41 @@ void print_budget(const InfoFlags& flags, const Operands& operands, const fa3_op
   }
   print_budget_line("standard adds",
                     fmt::format("{} b * {} hq * {} sq * {} sk * {}", s.batch, s.heads, s.seqlen_q,
-                                s.seqlen_k, item),
+                                s.seqlen_k, item_of(operands.o)),
                     matrix);
+}
+
+void print_backward_budget(const InfoFlags& flags) {
+  fmt::print("\nMemory budget, backward\n");
+  if (!has_gradients(flags)) return fmt::print("  none: FP8 has no gradients\n");
+  const Operands operands = operands_of(flags);
+  const auto& [layout, q, k, v, sink, d_o, o, lse, dq, dk, dv, dsink] = operands;
+  const auto question = backward_question(operands, options_of(flags.engine, flags.mask));
+  size_t workspace = 0;
+  const Status status = workspace_size(question, &workspace);
+  if (status.code() == StatusCode::unsupported) {
+    return fmt::print("  none: {}\n", status.message());
+  }
+  require(status);
+  const std::array forward{q.bytes(), k.bytes(), v.bytes(), o.bytes(), lse.bytes()};
+  const std::array parts{sum_of_bytes(forward),   d_o.bytes(),   dq.bytes(),
+                         dk.bytes() + dv.bytes(), dsink.bytes(), static_cast<int64_t>(workspace)};
+  print_budget_line("Q, K, V, O, LSE", "those of the forward", parts[0]);
+  print_budget_line("dO", "as O", parts[1]);
+  print_budget_line("dQ", "as Q", parts[2]);
+  print_budget_line("dK, dV", "as K, V", parts[3]);
+  print_budget_line("workspace", "as the plan says", parts[5]);
+  print_budget_line("fa3 needs", "the sum: linear in sq and sk", sum_of_bytes(parts));
+}
+
+void print_budgets(const InfoFlags& flags) {
+  print_forward_budget("forward", flags);
+  print_backward_budget(flags);
+  if (flags.shape.seqlen_q > 1) {
+    InfoFlags step = flags;
+    step.shape.seqlen_q = 1;
+    print_forward_budget("decode step, one query a sequence", step);
+  }
   fmt::print("  (standard attention stores the scores; fa3 never does)\n");
 }
 
@@ -115,13 +188,11 @@ void run_info(const InfoFlags& flags, bool with_shape) {
     return;
   }
   const fa3_options options = options_of(flags.engine, flags.mask);
-  const Operands operands =
-      make_operands(flags.shape, dtype_of(flags.dtype), Layout::bshd,
-                    {.backward = true, .sink = flags.sink, .memory = Memory::shapes_only});
+  const Operands operands = operands_of(flags);
   print_plan("Forward", forward_question(operands, options));
-  print_plan("Backward", backward_question(operands, options));
-  print_workspaces(operands, options);
-  print_budget(flags, operands, options);
+  if (has_gradients(flags)) print_plan("Backward", backward_question(operands, options));
+  print_workspaces(operands, options, has_gradients(flags));
+  print_budgets(flags);
 }
 
 }  // namespace fa3::cli

@@ -271,8 +271,8 @@ TEST_F(Command, a_missing_driver_is_called_so) {
 TEST_F(Command, info_and_doctor_say_what_is_here) {
   const Outcome info = start("info --seqlen 1000 --kv-heads 2 --causal");
   EXPECT_EQ(info.code, kExitOk);
-  for (const char* part :
-       {"reference", "Forward plan", "Backward plan", "Workspace", "standard adds"}) {
+  for (const char* part : {"reference", "Forward plan", "Backward plan", "Workspace",
+                           "standard adds", "budget, backward", "dK, dV", "budget, decode step"}) {
     EXPECT_NE(info.output.find(part), std::string::npos) << part;
   }
   const Outcome doctor = start("doctor");
@@ -288,6 +288,36 @@ TEST_F(Command, info_and_doctor_say_that_an_instruction_set_cannot_be_had) {
     EXPECT_NE(wrong.output.find("portable"), std::string::npos) << wrong.output;
     const Outcome right = start(command, "2>&1", "FA3_CPU_ISA=portable ");
     EXPECT_EQ(right.output.find("FA3_CPU_ISA"), std::string::npos) << right.output;
+  }
+}
+
+TEST_F(Command, info_has_the_memory_of_fp8_and_of_quantized_caches) {
+  const std::string shape = "info --seqlen 640 --heads 4 --kv-heads 2 ";
+  const Outcome fp8 = start(shape + "--dtype e4m3");
+  EXPECT_EQ(fp8.code, kExitOk) << fp8.output;
+  for (const char* part :
+       {"forward (1 bytes an element)", "4 hq * 64 dv * 2", "none: FP8 has no"}) {
+    EXPECT_NE(fp8.output.find(part), std::string::npos) << part << "\n" << fp8.output;
+  }
+  const Outcome cache = start(shape + "--dtype bf16 --kv-dtype e5m2");
+  EXPECT_EQ(cache.code, kExitOk) << cache.output;
+  for (const char* part : {"hk * (64 d + 64 dv) * 1", "none: FP8 has no", "16 B"}) {
+    EXPECT_NE(cache.output.find(part), std::string::npos) << part << "\n" << cache.output;
+  }
+}
+
+TEST_F(Command, info_and_doctor_name_an_engine_of_the_environment_that_cannot_be_had) {
+  for (const char* command : {"info", "doctor"}) {
+    const Outcome unknown = start(command, "2>&1", "FA3_ENGINE=gpu ");
+    EXPECT_EQ(unknown.code, kExitOk) << unknown.output;
+    EXPECT_NE(unknown.output.find("FA3_ENGINE=gpu: expected one of auto, "), std::string::npos)
+        << unknown.output;
+    const Outcome here = start(command, "2>&1", "FA3_ENGINE=reference ");
+    EXPECT_EQ(here.output.find("FA3_ENGINE"), std::string::npos) << here.output;
+    if (here.output.find("no NVIDIA driver") == std::string::npos) continue;
+    const Outcome absent = start(command, "2>&1", "FA3_ENGINE=hopper ");
+    EXPECT_NE(absent.output.find("FA3_ENGINE=hopper: no NVIDIA driver"), std::string::npos)
+        << absent.output;
   }
 }
 
