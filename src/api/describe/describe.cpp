@@ -203,6 +203,13 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   return {};
 }
 
+// K and V that are expanded along their heads (stride 0) are one head that all queries share.
+// Scales of float8 may differ by head. A backward has a gradient for each of them.
+void join_expanded_heads(Problem* problem) {
+  const bool expanded = problem->k.head_stride == 0 && problem->v.head_stride == 0;
+  if (expanded && !problem->has_float8()) problem->heads_k = 1;
+}
+
 // The result that a forward call goes on from. A row is written after it was read, so that o and
 // lse may be exactly the partial ones.
 Status describe_partial(const fa3_forward_params& p, Purpose purpose, Problem* problem) {
@@ -338,6 +345,7 @@ Status describe_quantizations(const fa3_forward_params& p, Purpose purpose, Prob
 Status describe(const fa3_forward_params& params, Purpose purpose, Problem* problem) {
   const CacheArguments cache = cache_of(params);
   FA3_TRY(describe_common(params, cache, purpose, problem));
+  join_expanded_heads(problem);
   FA3_TRY(describe_block_lists(params.options, listed_pass(*problem), purpose, problem));
   if (problem->dropout.on()) FA3_TRY(check_dropout_can_be(params, *problem));
   FA3_TRY(check_countable(*problem));
