@@ -106,6 +106,16 @@ Status check_cache_is_not_packed(const CacheArguments& cache) {
   return {};
 }
 
+// Rank 3 is that of packed rows, which callers give without their lengths.
+Status check_rows(Named rows, const Named& cu_seqlens, Purpose purpose) {
+  const bool packed = present(cu_seqlens.tensor);
+  if (!packed && rows.tensor.rank == 3) {
+    return invalid(rows.name, ": expected rank 4 (batch, seq, heads, dim), or ", cu_seqlens.name,
+                   " beside packed rows (total, heads, dim), got rank 3 ", shape_text(rows.tensor));
+  }
+  return check_operand(rows, packed, purpose);
+}
+
 // Everything that forward and backward share: the inputs, the options, o, lse and sink.
 template <class Params>
 Status describe_common(const Params& params, const CacheArguments& cache, Purpose purpose,
@@ -124,8 +134,10 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   const bool packed_k = present(options.cu_seqlens_k);
 
   if (packed_k) FA3_TRY(check_cache_is_not_packed(cache));  // before k's rank, which it decides
-  FA3_TRY(check_operand(q, packed_q, purpose));
-  for (const Named& keyed : {k, v}) FA3_TRY(check_operand(keyed, packed_k, purpose));
+  FA3_TRY(check_rows(q, {"cu_seqlens_q", options.cu_seqlens_q}, purpose));
+  for (const Named& keyed : {k, v}) {
+    FA3_TRY(check_rows(keyed, {"cu_seqlens_k", options.cu_seqlens_k}, purpose));
+  }
   if (params.q.dtype == FA3_FLOAT8_E5M2) {
     return invalid(
         "q: expected float32, float16, bfloat16 or float8_e4m3, got float8_e5m2, which "

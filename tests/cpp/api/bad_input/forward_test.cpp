@@ -25,7 +25,14 @@ void move_by_one_byte(fa3_tensor* tensor) {
 
 const std::vector<Bad>& shapes() {
   static const std::vector<Bad> bad = {
-      {"q_rank_3", [](P* p) { p->q.rank = 3; }, "q:", {"expected rank 4", "got rank 3"}},
+      {"q_rank_3",
+       [](P* p) { p->q.rank = 3; },
+       "q:",
+       {"expected rank 4", "cu_seqlens_q beside packed rows", "got rank 3"}},
+      {"v_rank_3",
+       [](P* p) { p->v.rank = 3; },
+       "v:",
+       {"expected rank 4", "cu_seqlens_k beside packed rows", "got rank 3"}},
       {"q_rank_5", [](P* p) { p->q.rank = 5; }, "q:", {"expected rank 4", "got rank 5"}},
       {"q_missing",
        [](P* p) { p->q = {}; },
