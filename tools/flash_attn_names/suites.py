@@ -133,8 +133,6 @@ OF_FA4_MASKS = {
         ITS_TILES,
     ),
     "test_cute_mask_mod_vectorized": "the test skips GPUs other than SM100",
-    "test_gqa_expand_stride_zero_bug": "K and V that are expanded along the heads, which fa3's "
-    "kernels refuse: grouped heads need no expansion",
 }
 OF_FA4_SCORES = {
     "test_sm90_block_sparse_score_mod_backward_with_dq_swapab": ITS_TILES,

@@ -236,7 +236,9 @@ class Flex(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do, dlse):
         every = ctx.saved_tensors  # once: a checkpoint computes them for one look
-        saved, tensors = every[:5], list(every[5:])
+        q, k, v, *results = every[:5]
+        saved = q, operators.with_own_heads(k), operators.with_own_heads(v), *results
+        tensors = list(every[5:])
         do = torch.zeros_like(saved[3]) if do is None else do
         do, dlse = operators.resolved(do, dlse)
         wanted = tuple(n for n, asked in enumerate(ctx.needs_input_grad[4:]) if asked)

@@ -179,6 +179,16 @@ def readable_by_tma(tensor):
     return new_rows_for_tma(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
 
 
+def with_own_heads(x):
+    """The keys or values of a backward pass, or a copy of them where heads share memory, as expand()
+    leaves them. The forward takes these as one head; the backward has a gradient for each."""
+    return readable_by_tma(x) if heads_share_memory(x) else x
+
+
+def heads_share_memory(x):
+    return x.ndim > 2 and x.shape[-2] > 1 and x.stride(-2) == 0
+
+
 def new_lse(q):
     return torch.empty(result_shapes(q, q)[1], dtype=torch.float32, device=q.device)
 
@@ -208,7 +218,8 @@ def run_backward(do, q, k, v, out, lse, dlse, gradients, options, accumulate=(Fa
 
     accumulate: whether dq, and whether dk and dv, which are float32 then, are added to instead.
     """
-    do, options = readable_by_tma(do), with_seed_viewed(with_threads(q, options))
+    do, k, v = readable_by_tma(do), with_own_heads(k), with_own_heads(v)
+    options = with_seed_viewed(with_threads(q, options))
     if any(accumulate):
         options = [*options, *IN_ORDER[len(options) : len(BOTH_PASSES)], *accumulate]
     _native.backward(lend, do, q, k, v, out, lse, dlse, *gradients, *options)
@@ -220,6 +231,10 @@ def refuse_without_backward(q, k, v, options):
     The CPU engine has every gradient.
     """
     if not q.is_cpu and have_memory(q, k, v):
+        k, v = (
+            new_rows_for_tma(x.shape, x.dtype, x.device) if heads_share_memory(x) else x
+            for x in (k, v)
+        )
         _native.backward_supported(q, k, v, *with_seed_viewed(options))
 
 

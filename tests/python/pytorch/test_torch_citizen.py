@@ -70,6 +70,30 @@ def test_gradients_of_every_layout_reach_the_library_as_it_reads_them(qkv, loss,
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
+def test_keys_that_are_expanded_along_heads_have_heads_of_their_own_in_a_backward(
+    device, monkeypatch
+):
+    """A forward takes them as one head that queries share; each has a gradient."""
+    q, k, v = tensors(device, (2, 9, 4, 32), (2, 9, 1, 32), (2, 9, 1, 32))
+    k, v = (x.expand(2, 9, 4, 32).requires_grad_() for x in (k, v))
+    assert k.stride(-2) == v.stride(-2) == 0
+    copies = [x.detach().contiguous().requires_grad_() for x in (k, v)]
+    expected = torch.autograd.grad(fa3.attention(q, *copies).sum(), copies)
+    reached = []
+
+    def watched(lend, do, q, k, v, *rest):
+        reached.extend((k, v))
+        return run(lend, do, q, k, v, *rest)
+
+    run = _native.backward
+    monkeypatch.setattr(_native, "backward", watched)
+    actual = torch.autograd.grad(fa3.attention(q, k, v).sum(), (k, v))
+    assert len(reached) == 2 and all(map(is_readable_by_tma, reached))
+    torch.testing.assert_close(actual, expected)
+    of_flex = torch.autograd.grad(fa3.flex_attention(q, k, v).sum(), (k, v))
+    torch.testing.assert_close(of_flex, expected)
+
+
 def layouts(do):
     """The same numbers in layouts that TMA cannot read, by name."""
     wide = do.new_zeros((*do.shape[:-1], do.shape[-1] + 1))
