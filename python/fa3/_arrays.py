@@ -13,6 +13,7 @@ import numpy as np
 from fa3.errors import InvalidArgument, Unsupported
 
 CPU = 1  # fa3_device_type
+INT32 = -(2**31), 2**31 - 1
 
 
 def is_torch(array):
@@ -136,6 +137,16 @@ def numpy_type(name):
 def type_of(array):
     """The name of an array's element type: float16, float8_e4m3fn, ..."""
     return str(getattr(array, "dtype", None)).removeprefix("torch.")
+
+
+def in_int32(integers):
+    """Lengths and tables, those of int64 as int32 on their device. What does not fit stays wrong."""
+    if is_torch(integers):
+        torch = sys.modules["torch"]
+        if integers.dtype is not torch.int64:
+            return integers
+        return integers.clamp(*INT32).to(torch.int32)
+    return integers.clip(*INT32).astype("int32") if type_of(integers) == "int64" else integers
 
 
 def empty(shape, like, dtype=None):

@@ -2,6 +2,7 @@
 """fa3.flex_attention: what it means. What it does is in fa3.flex, imported with the first call."""
 
 from fa3 import _backends
+from fa3._arrays import in_int32
 
 
 def load_flex():
@@ -65,7 +66,8 @@ def flex_attention(
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys around the diagonal; None or -1 is unbounded.
         scale: factor of q.k; None is d ** -0.5.
-        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequences, of one side or both.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequences, of one side or both. These
+            and other lengths and tables may be int64, too.
         seqused_q, seqused_k: (batch,) int32: only the first rows of each sequence count.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens, needed on a GPU.
         page_table, batch_index, left_padding, num_splits, k_descale, v_descale: keys and values in
@@ -96,17 +98,17 @@ def flex_attention(
         and not num_splits
     ):
         lengths = {
-            "cu_seqlens_q": cu_seqlens_q,
-            "cu_seqlens_k": cu_seqlens_k,
-            "seqused_q": seqused_q,
-            "seqused_k": seqused_k,
+            "cu_seqlens_q": in_int32(cu_seqlens_q),
+            "cu_seqlens_k": in_int32(cu_seqlens_k),
+            "seqused_q": in_int32(seqused_q),
+            "seqused_k": in_int32(seqused_k),
             "max_seqlen_q": max_seqlen_q,
             "max_seqlen_k": max_seqlen_k,
         }
         of_cache = {
-            "page_table": page_table,
-            "batch_index": batch_index,
-            "left_padding": left_padding,
+            "page_table": in_int32(page_table),
+            "batch_index": in_int32(batch_index),
+            "left_padding": in_int32(left_padding),
             "num_splits": num_splits or None,
             "k_descale": k_descale,
             "v_descale": v_descale,

@@ -16,10 +16,10 @@ import ast
 import collections
 import inspect
 
-from fa3._arrays import optional_view
+from fa3._arrays import in_int32, optional_view
 from fa3._dropout import seed_view
 from fa3.errors import InvalidArgument
-from fa3.masks import as_block_mask
+from fa3.masks import LENGTHS, as_block_mask
 
 # fa3_engine_id
 ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4, "ampere": 5}
@@ -125,6 +125,7 @@ PUBLIC_FORMS = {
     "block_mask": ("block_mask", None, as_block_mask),
     "block_mask_bits": ("block_mask", None, as_block_mask),
     "engine": ("engine", "auto", lambda name: (engine_id(name),)),
+    **{name: (name, None, lambda integers: (in_int32(integers),)) for name in LENGTHS},
     **dict.fromkeys(
         ("dropout_sequence", "dropout_head", "dropout_query", "dropout_key"),
         ("dropout_origin", (0, 0, 0, 0), dropout_origin),
@@ -177,6 +178,9 @@ ELSEWHERE = {
     "sinks": "sink",
     "learnable_sink": "sink",
     "attn_mask": "bias or block_mask",
+    "mask": "bias or block_mask",
+    "score_mod": "an argument of fa3.flex_attention",
+    "mask_mod": "an argument of fa3.flex_attention",
     "attn_bias": "bias",
     "block_table": "page_table",
     "cache_seqlens": "seqused_k",
@@ -242,5 +246,10 @@ def viewed(named):
         name: optional_view(value, name)
         if name != "block_mask" and TYPES.get(name) == "Tensor?"
         else value
-        for name, value in named.items()
+        for name, value in lengths_in_int32(named).items()
     }
+
+
+def lengths_in_int32(named):
+    """Options by name, with lengths and tables as the library reads them."""
+    return {name: in_int32(x) if name in LENGTHS else x for name, x in named.items()}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fa3 import _backends, _calls, _native
 from fa3._arrays import (
     empty,
+    in_int32,
     is_torch,
     lender,
     optional_view,
@@ -19,7 +20,7 @@ from fa3._arrays import (
     view,
 )
 from fa3._dropout import require_seed
-from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
+from fa3._options import OF_BOTH_PASSES, in_order, lengths_in_int32, takes_options, viewed
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.masks import refuse_other_extents
 
@@ -93,7 +94,8 @@ def attention(
             read as it is; for a q, k and v of float8_e4m3fn on an H100 or H200, without lengths of
             keys and without caches.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: the tensor is packed, (total, heads, dim),
-            and sequence n owns rows cu[n] .. cu[n + 1] - 1.
+            and sequence n owns rows cu[n] .. cu[n + 1] - 1. Lengths and tables may be int64, too:
+            they are converted on their device.
         seqused_q, seqused_k: (batch,) int32: only the first seqused[n] rows of sequence n count.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens, needed only when
             those live on a GPU; 0 is unset.
@@ -168,7 +170,7 @@ def attention(
             raise Unsupported(f"{name}: expected None with arrays that are no torch tensors")
         if generator is not None:
             raise Unsupported(f"generator: not together with {name}, which has no dropout")
-        given = q, k, v, bias, alibi_slopes, out, return_lse, options
+        given = q, k, v, bias, alibi_slopes, out, return_lse, lengths_in_int32(options)
         return torch_backend().attend_with_bias(*given)
     if "block_mask" in options:
         refuse_other_extents(options["block_mask"], q, k, options)
@@ -312,15 +314,15 @@ def append(
         v_cache,
         k,
         v,
-        cu_seqlens_new,
-        seqused,
-        page_table,
-        batch_index,
+        in_int32(cu_seqlens_new),
+        in_int32(seqused),
+        in_int32(page_table),
+        in_int32(batch_index),
         rotary_cos,
         rotary_sin,
-        first_position,
+        in_int32(first_position),
         q,
-        cu_seqlens_q,
+        in_int32(cu_seqlens_q),
         k_descale,
         v_descale,
         rotary_interleaved,

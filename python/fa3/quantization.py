@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3 import _calls
-from fa3._arrays import is_torch
+from fa3._arrays import in_int32, is_torch
 from fa3._options import engine_id
 from fa3.errors import InvalidArgument
 from fa3.ops import torch_backend
@@ -87,6 +87,7 @@ def quantize(
     seed = signed(seed)
     if max_seqlen == 0 and cu_seqlens is not None:
         max_seqlen = longest(cu_seqlens)
+    cu_seqlens, seqused = in_int32(cu_seqlens), in_int32(seqused)
     options = (cos, sin, interleaved, hadamard, seed, cu_seqlens, seqused, max_seqlen)
     options += (transposed, engine_id(engine), num_threads)
     if is_torch(x):

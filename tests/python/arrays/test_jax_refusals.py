@@ -32,8 +32,8 @@ REFUSED = {
     "softcap": (lambda q, k, v: {"softcap": "x"}, "^softcap: expected a number"),
     "scale": (lambda q, k, v: {"scale": -1.0}, "^scale: expected"),
     "lengths": (
-        lambda q, k, v: {"seqused_k": np.array([1, 2])},
-        "^seqused_k: expected int32, got int64",
+        lambda q, k, v: {"seqused_k": np.array([1.0, 2.0])},
+        "^seqused_k: expected int32, got float64",
     ),
     "mask of an array": (
         lambda q, k, v: {"v": np.ma.array(v)},

@@ -285,9 +285,9 @@ def swap_bytes(a):
         ({"sink": (0.0,) * 6}, TypeError, "sink: expected an array"),
         ({"cu_seqlens_q": [0, 4]}, TypeError, "cu_seqlens_q: expected an array"),
         (
-            {"seqused_k": np.array([1, 2])},
+            {"seqused_k": np.array([1.0, 2.0])},
             fa3.InvalidArgument,
-            "seqused_k: expected int32, got int64",
+            "seqused_k: expected int32, got float64",
         ),
         ({"num_threads": 10**12}, fa3.InvalidArgument, "num_threads: expected 0"),
         ({"engine": "abacus"}, fa3.InvalidArgument, "engine: expected one of auto, cpu"),
@@ -306,12 +306,23 @@ def test_wrong_calls_raise_the_sentence_of_the_library(qkv, change, error, words
     )
 
 
+def test_lengths_of_64_bits_are_those_of_32(qkv):
+    q, k, v = qkv
+    used = np.array([q.shape[1] - 1] * len(q))
+    expected = fa3.attention(q, k, v, seqused_q=used.astype(np.int32))
+    np.testing.assert_array_equal(fa3.attention(q, k, v, seqused_q=used), expected)
+    with pytest.raises(fa3.InvalidArgument, match="seqused_q: "):
+        fa3.attention(q, k, v, seqused_q=used + 2**32)  # which 32 bits would make right
+
+
 @pytest.mark.parametrize(
     "name, end",
     [
         ("casual", r"'casual'. Did you mean 'causal'\?"),
         ("is_causal", "'is_causal'; here that is causal"),
         ("softmax_scale", "'softmax_scale'; here that is scale"),
+        ("mask", "'mask'; here that is bias or block_mask"),
+        ("score_mod", "'score_mod'; here that is an argument of fa3.flex_attention"),
         ("bananas", "'bananas'"),
     ],
 )
@@ -322,8 +333,12 @@ def test_an_unknown_option_is_a_type_error_that_knows_the_name_elsewhere(qkv, na
 
 def test_every_name_of_elsewhere_leads_to_one_of_attention():
     known = inspect.signature(fa3.attention).parameters
-    for here in fa3._options.ELSEWHERE.values():
-        assert here.startswith("nothing") or all(x in known for x in here.split(" or ")), here
+    of_flex = inspect.signature(fa3.flex_attention).parameters
+    for name, here in fa3._options.ELSEWHERE.items():
+        if here == "an argument of fa3.flex_attention":
+            assert name in of_flex
+        else:
+            assert here.startswith("nothing") or all(x in known for x in here.split(" or ")), here
 
 
 def test_unknown_option_is_a_type_error(qkv):

@@ -36,7 +36,7 @@ def test_a_mask_that_is_no_boolean_is_refused(result, got):
         ({"scale": "1"}, "scale: expected a number"),
         ({"causal": "no"}, "causal: expected True or False"),
         ({"seqused_k": [3, 4]}, "seqused_k: expected a torch.Tensor"),
-        ({"seqused_k": torch.tensor([3, 4])}, "seqused_k: expected int32 .*int64"),
+        ({"seqused_k": torch.tensor([3.0, 4.0])}, "seqused_k: expected int32 .*float32"),
     ],
 )
 def test_wrong_options_are_named(options, sentence):

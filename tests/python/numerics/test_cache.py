@@ -391,3 +391,33 @@ def test_a_refused_append_names_the_argument_and_changes_nothing(cache_on_cpu):
         with pytest.raises(fa3.InvalidArgument, match=words):
             fa3_names.flash_attn_with_kvcache(q, *caches, k, v, **call, **change)
     same(caches, [k_cache, v_cache])
+
+
+def test_lengths_and_tables_of_64_bits_are_those_of_32(device):
+    """The integers that torch makes unless told otherwise."""
+    q, k, v = tensors(device, (3, 2, 4, 16), (3, 20, 2, 16), (3, 20, 2, 16))
+    pages = Pages(4, k, v)
+    call = {"page_table": pages.table, "seqused_k": numbers(USED, device)}
+    call["batch_index"] = numbers([2, 0, 1], device)
+    packed_q = {"cu_seqlens_q": numbers([0, 2, 4, 6], device), "max_seqlen_q": 2}
+    wide = {name: x.long() for name, x in call.items()}
+    same(fa3.attention(q, *pages.caches, **wide), fa3.attention(q, *pages.caches, **call))
+    bias = torch.ones(20 + 4, device=device)
+    biased = [fa3.attention(q, *pages.caches, bias=bias, **x) for x in (wide, call)]
+    same(*biased)
+    scores = lambda s, b, h, i, j: s * 0.5 + j  # noqa: E731
+    same(*(fa3.flex_attention(q, *pages.caches, score_mod=scores, **x) for x in (wide, call)))
+    keys = {"cu_seqlens_k": numbers([0, 5, 22, 34], device), "max_seqlen_k": 17}
+    given = packed_q | keys
+    wide = {name: x.long() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+    rows = q.flatten(0, 1), k.flatten(0, 1)[:34], v.flatten(0, 1)[:34]
+    same(fa3.attention(*rows, **wide), fa3.attention(*rows, **given))
+    compiled = torch.compile(fa3.attention, fullgraph=True, backend="eager")
+    same(compiled(*rows, **wide), fa3.attention(*rows, **given))
+    lengths = {"cu_seqlens": keys["cu_seqlens_k"].long(), "max_seqlen": 17}
+    assert fa3.quantize(rows[1], **lengths).descale.shape[0] == 3
+    new = tensors(device, (3, 1, 2, 16), (3, 1, 2, 16))
+    caches = [[x.clone() for x in (k, v)] for _ in range(2)]
+    for cache, kind in zip(caches, (torch.int64, torch.int32), strict=True):
+        fa3.append(*cache, *new, seqused=numbers(USED, device).to(kind))
+    same(*caches)

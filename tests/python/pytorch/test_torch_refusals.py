@@ -35,7 +35,8 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
         ({"sink": [0.0] * 6}, TypeError, "sink: expected a torch.Tensor"),
         ({"sink": torch.zeros(6).double()}, fa3.InvalidArgument, "sink: .*float32, got float64"),
         ({"cu_seqlens_q": [0, 4]}, TypeError, "cu_seqlens_q: expected a torch.Tensor"),
-        ({"seqused_k": torch.tensor([1, 2])}, fa3.InvalidArgument, "seqused_k: .*int32, got int64"),
+        ({"seqused_k": torch.ones(2)}, fa3.InvalidArgument, "seqused_k: .*int32, got float32"),
+        ({"q": lambda q: q[0]}, fa3.InvalidArgument, "q: .*or cu_seqlens_q beside packed rows"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -92,7 +93,7 @@ WRONG = {
     "window": ({"window": (-5, 0)}, "window.*expected"),
     "chunk": ({"attention_chunk": -3}, "attention_chunk: expected 0"),
     "length": ({"seqused_k": torch.tensor([9, 1], **INT32)}, "seqused_k: expected a length"),
-    "type of lengths": ({"seqused_k": torch.tensor([3, 1])}, "seqused_k: expected int32"),
+    "type of lengths": ({"seqused_k": torch.ones(2)}, "seqused_k: expected int32"),
     "number of lengths": ({"seqused_k": torch.tensor([3], **INT32)}, "seqused_k: expected entries"),
     "sink": ({"sink": torch.zeros(3)}, "sink: expected query heads"),
 }
