@@ -140,7 +140,7 @@ def type_of(array):
 
 
 def in_int32(integers):
-    """Lengths and tables, those of int64 as int32 on their device. What does not fit stays wrong."""
+    """Lengths and tables: int64 as int32, on its device. Numbers that do not fit stay wrong."""
     if is_torch(integers):
         torch = sys.modules["torch"]
         if integers.dtype is not torch.int64:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.flex_attention: what it means. What it does is in fa3.flex, imported with the first call."""
 
+import warnings
+
 from fa3 import _backends
 from fa3._arrays import in_int32
+from fa3.errors import InvalidArgument
 
 
 def load_flex():
@@ -15,6 +18,38 @@ def load_flex():
 
 # torch.compile cannot trace an import, so it calls this while it traces.
 load_flex._dynamo_marked_constant = True
+
+
+class LooksTurned(UserWarning):
+    """q and k have more heads than rows, as tensors of another layout would."""
+
+
+def in_layout(layout, q, k, v, has_lengths):
+    """q, k and v as (b, s, h, d)."""
+    if layout == "bhsd":
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if getattr(x, "ndim", 4) != 4:
+                raise InvalidArgument(
+                    f"{name}: expected rank 4 (b, h, s, d), since layout is 'bhsd', got shape "
+                    f"{tuple(x.shape)}"
+                )
+        return tuple(x.transpose(1, 2) for x in (q, k, v))
+    if layout not in (None, "bshd"):
+        raise InvalidArgument(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
+    if layout is None and not has_lengths and looks_turned(q) and looks_turned(k):
+        warnings.warn(
+            f"fa3.flex_attention: q has {q.shape[2]} heads and {q.shape[1]} rows, k {k.shape[2]} "
+            f"and {k.shape[1]}; tensors are (b, s, h, d) unless layout='bhsd' (torch's order) is "
+            "given, and layout='bshd' ends this warning",
+            LooksTurned,
+            stacklevel=3,
+        )
+    return q, k, v
+
+
+def looks_turned(x):
+    shape = getattr(x, "shape", ())
+    return len(shape) == 4 and shape[2] > shape[1] > 0
 
 
 def flex_attention(
@@ -41,6 +76,7 @@ def flex_attention(
     k_descale=None,
     v_descale=None,
     return_lse=False,
+    layout=None,
 ):
     """Exact attention whose scores a function of yours changes before the softmax.
 
@@ -55,9 +91,9 @@ def flex_attention(
         k, v: (b, sk, hk, d | dv), or packed; hq % hk == 0.
         score_mod: score_mod(score, b, h, q_idx, kv_idx) -> the new score, as torch's flex_attention
             takes it: scalars; b counts sequences, h query heads, q_idx and kv_idx rows of a
-            sequence. Captured tensors are indexed by them, at most 4 dimensions. An index out of
-            range is clamped (a negative one counts from the end first). Scores are float32, float64
-            for float64. None: the score as it is.
+            sequence. Captured tensors are indexed by them, at most 4 dimensions. A negative index
+            counts from the end; one out of range is an IndexError on a CPU and clamped on a GPU.
+            Scores are float32, float64 for float64. None: the score as it is.
         mask_mod: mask_mod(b, h, q_idx, kv_idx) -> whether the query sees the key. Evaluated once
             for every pair, for as long as what it captures stays the same: hidden blocks of 128
             queries and keys are then skipped. Asked for each score instead where sequences have
@@ -74,6 +110,9 @@ def flex_attention(
             a cache, as of fa3.attention. kv_idx counts from the first key that counts. No
             gradients.
         return_lse: also return the LSE.
+        layout: "bshd", as above, or "bhsd": q, k, v and out are (b, h, s, d), the order of torch's
+            flex_attention; no packed tensors. None is "bshd", with a warning where q and k have
+            more heads than rows.
 
     On an H100 or H200, 16-bit tensors take the library's own kernel, into which the function is
     compiled by NVRTC when it is first called: a few seconds a pass, once for a user's processes.
@@ -87,6 +126,7 @@ def flex_attention(
 
     Raises:
         fa3.InvalidArgument: the call is wrong.
+        IndexError: an index out of range, on a CPU.
         fa3.Unsupported: the function cannot be translated; says which operation.
     """
     load_flex()
@@ -116,6 +156,10 @@ def flex_attention(
         for name, value in of_cache.items():
             if value is not None:
                 lengths[name] = value
+    if layout != "bshd":
+        has_lengths = lengths is not _backends.flex.no_lengths
+        q, k, v = in_layout(layout, q, k, v, has_lengths)
     masks = mask_mod, block_mask, causal, window
     out, lse = _backends.flex.attend(q, k, v, score_mod, masks, scale, lengths, return_lse)
+    out = out.transpose(1, 2) if layout == "bhsd" else out
     return (out, lse) if return_lse else out

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 def flex_attention(
     q: Any,
@@ -26,5 +26,6 @@ def flex_attention(
     k_descale: Any = None,
     v_descale: Any = None,
     return_lse: bool = False,
+    layout: Literal["bshd", "bhsd"] | None = None,
 ) -> Any: ...
 def load_flex() -> None: ...

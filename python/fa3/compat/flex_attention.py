@@ -30,11 +30,10 @@ def flex_attention(
         )
     if getattr(return_aux, "max_scores", False):
         raise Unsupported("return_aux: max_scores, which fa3 never has as such")
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    masks = {"score_mod": score_mod, "block_mask": block_mask}
     out, lse = fa3.flex_attention(
-        q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, return_lse=True
+        query, key, value, **masks, scale=scale, return_lse=True, layout="bhsd"
     )
-    out = out.transpose(1, 2)
     if return_aux is not None:
         from torch.nn.attention.flex_attention import AuxOutput
 

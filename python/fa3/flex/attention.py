@@ -191,8 +191,10 @@ def check_shapes(q, k, v, lengths):
         ("v", v, cu_seqlens_k is not None),
     ):
         shape = "(total, heads, dim)" if packed else "(b, s, heads, dim)"
+        of_lengths = f"cu_seqlens_{'q' if name == 'q' else 'k'}"
         if x.ndim != (3 if packed else 4):
-            raise InvalidArgument(f"{name}: expected {shape}, got shape {tuple(x.shape)}")
+            more = "" if packed or x.ndim != 3 else f"; packed rows come with {of_lengths}"
+            raise InvalidArgument(f"{name}: expected {shape}, got shape {tuple(x.shape)}{more}")
         if x is not q and x.dtype in FLOAT8 and x.device == q.device:
             continue
         if not x.is_floating_point() or x.dtype.itemsize < 2:

@@ -221,6 +221,7 @@ def traced(form):
     function, tensors = trace(functools.partial(score_of, form, bias, slopes, shift))
     given = [t for t in (bias, slopes, shift) if t is not None]
     assert [id(t) for t in tensors] == [id(t) for t in given]
+    function.clamps = True  # what has one element for all (Form)
     # A bias may be -inf anywhere.
     function.may_hide = form.bias is not None
     return function

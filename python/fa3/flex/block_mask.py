@@ -87,7 +87,7 @@ def rule_of_bits(blocks, bits):
         entry = blocks[b if by_batch else 0, h if by_head else 0, q_idx // size, kv_idx // size]
         if count == 0:
             return entry == full
-        word = bits[torch.clamp(entry - 1, min=0), q_idx % size, kv_idx % size // width]
+        word = bits[torch.clamp(entry - 1, 0, count - 1), q_idx % size, kv_idx % size // width]
         bit = (word >> (kv_idx % width)) & 1
         # An entry that names no bits hides its block, as in the engines.
         some = (entry > 0) & (entry <= count)

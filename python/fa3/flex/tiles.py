@@ -57,9 +57,10 @@ class Tile:
             QUERY: query,
             KEY: key,
         }
-        function = call.function
-        (scores,) = evaluate(function.graph, [function.result], self.leaves, tensors)
-        hidden = call.window.hides(query, key, sequence)
+        function, hidden = call.function, call.window.hides(query, key, sequence)
+        is_checked = device.type == "cpu" and type(hidden) is torch.Tensor and not function.clamps
+        given = [function.result], self.leaves, tensors
+        (scores,) = evaluate(function.graph, *given, hidden if is_checked else None)
         self.scores = scores.expand(heads, rows, keys).masked_fill(hidden, -torch.inf)
 
 

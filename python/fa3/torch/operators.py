@@ -180,8 +180,8 @@ def readable_by_tma(tensor):
 
 
 def with_own_heads(x):
-    """The keys or values of a backward pass, or a copy of them where heads share memory, as expand()
-    leaves them. The forward takes these as one head; the backward has a gradient for each."""
+    """A backward's keys or values, or a copy of them where heads share memory, as expand() leaves
+    them. The forward takes these as one head; the backward has a gradient for each."""
     return readable_by_tma(x) if heads_share_memory(x) else x
 
 

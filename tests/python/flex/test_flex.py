@@ -145,18 +145,61 @@ def test_a_row_that_sees_no_key_is_zero():
     assert (q.grad[:, 3] == 0).all() and k.grad.isfinite().all() and (k.grad[:, 7:] == 0).all()
 
 
-def test_an_index_out_of_range_is_clamped():
-    table = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-    q, k, v = inputs(rows=1, keys=9, batch=1)
+def test_an_index_out_of_range_is_refused_on_a_cpu_and_clamped_on_a_gpu(device):
+    table = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64, device=device)
+    q, k, v = (x.detach().to(device) for x in inputs(rows=1, keys=9, batch=1))
 
-    def lse(score_mod):
-        return fa3.flex_attention(0 * q, k, v, score_mod=score_mod, return_lse=True)[1][0, 0, 0]
+    def lse(score_mod, **options):
+        given = {"score_mod": score_mod, "return_lse": True, **options}
+        return fa3.flex_attention(0 * q, k, v, **given)[1][0, 0, 0]
 
-    beyond = lse(lambda s, b, h, i, j: table[j])
+    beyond = lambda s, b, h, i, j: table[j]  # noqa: E731
+    behind = lambda s, b, h, i, j: table[j - 8]  # noqa: E731  -8 .. -4; -3 .. -1: from the end
+    if device == "cpu":
+        for score_mod, got in ((beyond, "got 3"), (behind, "got -8")):
+            with pytest.raises(IndexError, match=rf"from -3 to 2 in dimension 0 .*\(3,\), {got}"):
+                lse(score_mod)
+        with pytest.raises(IndexError, match="got 3"):
+            lse(None, mask_mod=lambda b, h, i, j: table[j] > 1)
+        torch.testing.assert_close(lse(behind, window=(2, 0)), table.logsumexp(0))  # hides others
+        return
     clamped = torch.cat([table, table[2:].expand(6)]).logsumexp(0)
-    torch.testing.assert_close(beyond, clamped)
-    behind = lse(lambda s, b, h, i, j: table[j - 8])  # -8 .. -4: 0; -3 .. -1: from the end
-    torch.testing.assert_close(behind, table[[0, 0, 0, 0, 0, 0, 1, 2, 0]].logsumexp(0))
+    torch.testing.assert_close(lse(beyond), clamped)
+    torch.testing.assert_close(lse(behind), table[[0, 0, 0, 0, 0, 0, 1, 2, 0]].logsumexp(0))
+
+
+def test_layout_bhsd_is_the_order_of_torchs_flex_attention():
+    q, k, v = inputs(rows=7, keys=9)
+    options = {"score_mod": lambda s, b, h, i, j: s * (h + 1) - i + 0.1 * j, "causal": True}
+    expected = fa3.flex_attention(q, k, v, return_lse=True, **options)
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    actual = fa3.flex_attention(*turned, layout="bhsd", return_lse=True, **options)
+    assert actual[0].shape == (2, HEADS, 7, DIM)
+    torch.testing.assert_close(actual[0].transpose(1, 2), expected[0], rtol=0, atol=0)
+    torch.testing.assert_close(actual[1], expected[1], rtol=0, atol=0)
+    gradients = [torch.autograd.grad(x[0].square().sum(), (q, k, v)) for x in (expected, actual)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+    with pytest.raises(fa3.InvalidArgument, match="^layout: expected 'bshd' or 'bhsd', got 'hbsd'"):
+        fa3.flex_attention(q, k, v, layout="hbsd")
+    ends = torch.tensor([0, 7], dtype=torch.int32)
+    with pytest.raises(fa3.InvalidArgument, match="^q: expected rank 4 .*layout is 'bhsd'"):
+        fa3.flex_attention(q[0], k, v, cu_seqlens_q=ends, layout="bhsd")
+
+
+def test_more_heads_than_rows_are_a_warning_unless_a_layout_is_given(recwarn):
+    from fa3._flex import LooksTurned
+
+    q, k, v = (x.detach() for x in inputs(rows=64, keys=64))
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    with pytest.warns(LooksTurned, match=r"q has 64 heads and 4 rows, k 64 and 2; .*'bhsd'"):
+        fa3.flex_attention(*turned)
+    recwarn.clear()
+    fa3.flex_attention(*turned, layout="bshd")
+    fa3.flex_attention(*turned, layout="bhsd")
+    fa3.flex_attention(q[:, :1], k, v)  # a decode step
+    used = torch.tensor([1, 1], dtype=torch.int32)
+    fa3.flex_attention(q[:, :1], k[:, :1], v[:, :1], seqused_k=used)
+    assert not recwarn.list
 
 
 def everything_seen(b, h, q_idx, kv_idx):

@@ -14,6 +14,12 @@ from fa3.flex.function.trace import trace  # noqa: E402
 SLOPES = torch.tensor([0.5, 0.25])
 
 
+def test_packed_rows_without_their_lengths_are_told_so():
+    q, k, v = inputs(dtype=torch.float32)
+    with pytest.raises(fa3.InvalidArgument, match="^k: .*; packed rows come with cu_seqlens_k"):
+        fa3.flex_attention(q, k[0], v[0], score_mod=lambda s, b, h, i, j: s * 2)
+
+
 @pytest.mark.parametrize(
     "result, got",
     [

@@ -2,7 +2,7 @@
 """A graph computed over a tile of scores, by torch operations on tensors that broadcast.
 
 The oracle of every other way to compute it. Indices into captured tensors count from the end if
-they are negative, as in torch; then they are clamped.
+they are negative, as in torch. Those out of range are clamped, or refused where that is asked.
 """
 
 import torch
@@ -11,13 +11,18 @@ from fa3.flex.function.graph import FLOAT, INT
 from fa3.flex.function.operations import OPERATIONS
 
 
-def evaluate(graph, numbers, leaves, tensors):
-    """The values of these nodes. leaves: name -> tensor; floats have the type of the score."""
+def evaluate(graph, numbers, leaves, tensors, hidden=None):
+    """The values of these nodes. leaves: name -> tensor; floats have the type of the score.
+
+    hidden: refuses indices out of range but for these pairs; None: clamps them.
+    """
     values = {}
     score = next(leaf for leaf in leaves.values() if leaf.is_floating_point())
     for number in graph.needed_for(*numbers):
         node = graph.nodes[number]
         arguments = [values[a] for a in node.arguments]
+        if hidden is not None and node.op == "load":
+            refuse_out_of_range(tensors[node.value].shape, arguments, hidden)
         values[number] = compute(graph, node, arguments, leaves, tensors, score)
     return [values[number] for number in numbers]
 
@@ -50,6 +55,17 @@ def places(tensor, indices, device):
         index = torch.where(index < 0, index + extent, index).clamp(0, extent - 1)
         place = place * extent + index
     return place
+
+
+def refuse_out_of_range(shape, indices, hidden):
+    for dimension, (index, extent) in enumerate(zip(indices, shape, strict=True)):
+        outside = (index < -extent) | (index >= extent)
+        if outside.any() and (outside & ~hidden).any():
+            raise IndexError(
+                f"score_mod, mask_mod: expected an index from {-extent} to {extent - 1} in "
+                f"dimension {dimension} of a captured tensor of shape {tuple(shape)}, got "
+                f"{int(index[outside][0])}; are the tensors (b, s, h, d)?"
+            )
 
 
 def add_into(total, indices, values, in_order=False):

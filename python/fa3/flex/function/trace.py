@@ -39,6 +39,7 @@ class Function:
         self.result = result
         self.types = types
         self.is_fixed = is_fixed  # nothing but the captured tensors' elements may change
+        self.clamps = False  # indices out of range, on a CPU too, where others are refused
         self.is_known = False  # one object does the same with the same tensors (known_functions.py)
         self.heads = {}  # device.py: by the text's `longest`
         self._gradients = {}
