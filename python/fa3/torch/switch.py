@@ -15,6 +15,7 @@ import torch
 from torch.nn import attention as registry
 
 from fa3.errors import Error, Unsupported
+from fa3.torch import multi_head
 from fa3.torch.aten_kernels import BACKWARDS, KERNELS, WITH_DROPOUT, WITH_MASK, Refused
 
 NAME = "fa3"
@@ -28,12 +29,13 @@ def enable_sdpa(name=NAME):
     """Makes torch's scaled_dot_product_attention and varlen_attn run fa3, until disable_sdpa().
 
     So does torch.nn.attention.activate_flash_attention_impl("fa3"). Everything above the same
-    operators follows: nn.MultiheadAttention, nested tensors, torch.nn.attention.varlen. fa3 runs
-    wherever torch chose flash attention or cuDNN, in fp16 and bf16 on a GPU, and in fp32, fp16 and
-    bf16 on the CPU, with dropout too; with a boolean attn_mask, or one that needs a gradient, on
-    Hopper GPUs. A call that fa3 does not have (another mask, float64, a causal mask over different
-    lengths) runs the kernel that torch chose, with one warning for each reason; so
-    does one where flash attention is switched off, as in sdpa_kernel(SDPBackend.CUDNN_ATTENTION).
+    operators follows: nn.MultiheadAttention (in eval, too, unless it returns weights), nested
+    tensors, torch.nn.attention.varlen. fa3 runs wherever torch chose flash attention or cuDNN, in
+    fp16 and bf16 on a GPU, and in fp32, fp16 and bf16 on the CPU, with dropout too; with a boolean
+    attn_mask, or one that needs a gradient, on Hopper GPUs. A call that fa3 does not have (another
+    mask, float64, a causal mask over different lengths) runs the kernel that torch chose, with one
+    warning for each reason; so does one where flash attention is switched off, as in
+    sdpa_kernel(SDPBackend.CUDNN_ATTENTION).
 
     Args:
         name: the name of torch's registry under which fa3 becomes active. "FA3" is for programs
@@ -152,6 +154,8 @@ class Overrides:
         try:
             for name, (key, kernel) in KERNELS.items():
                 override(self.library, name, key, kernel)
+            for key in multi_head.KEYS:
+                override(self.library, multi_head.NAME, key, multi_head.self_attention)
             for name, (key, kernel) in WITH_DROPOUT.items():
                 override(self.library, name, key, kernel, wanted=has_dropout)
             for name, (key, kernel) in WITH_MASK.items():
