@@ -61,3 +61,9 @@ __all__ = [
     "quantize",
     "validate",
 ]
+
+PACKAGES = {"compat", "distributed", "errors", "hf", "jax", "masks", "torch"}
+
+
+def __dir__():
+    return [*__all__, "__version__", *(PACKAGES & globals().keys())]

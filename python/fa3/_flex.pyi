@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
+Array = TypeVar("Array")  # torch.Tensor
+
+class LooksTurned(UserWarning): ...
+
+@overload
 def flex_attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     score_mod: Callable[[Any, Any, Any, Any, Any], Any] | None = None,
     mask_mod: Callable[[Any, Any, Any, Any], Any] | None = None,
@@ -25,7 +30,15 @@ def flex_attention(
     num_splits: int = 0,
     k_descale: Any = None,
     v_descale: Any = None,
-    return_lse: bool = False,
+    return_lse: Literal[False] = False,
     layout: Literal["bshd", "bhsd"] | None = None,
-) -> Any: ...
+) -> Array: ...
+@overload
+def flex_attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[True], **options: Any
+) -> tuple[Array, Array]: ...
+@overload
+def flex_attention(
+    q: Array, k: Array, v: Array, *, return_lse: bool, **options: Any
+) -> Array | tuple[Array, Array]: ...
 def load_flex() -> None: ...

@@ -28,6 +28,11 @@ __all__ = [
     "keep_lists",
 ]
 
+
+def __dir__():
+    return __all__
+
+
 BLOCK = 128
 WORDS = BLOCK // 32
 HIDDEN, FULL = 0, -1

@@ -8,6 +8,20 @@ A padded batch is (batch, seqlen, ...) with a mask (batch, seqlen) of what is va
 import torch
 from torch.nn.functional import pad
 
+__all__ = [
+    "index_first_axis",
+    "index_first_axis_residual",
+    "index_put_first_axis",
+    "pad_input",
+    "rearrange",
+    "unpad_input",
+    "unpad_input_for_concatenated_sequences",
+]
+
+
+def __dir__():
+    return __all__
+
 
 def index_first_axis(input, indices):
     """Rows `indices` (n) of input (rows, ...) -> (n, ...)."""

@@ -26,6 +26,21 @@ from fa3.compat._passes_of_fa2 import (
     forward_with_state,
 )
 
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+
+def __dir__():
+    return __all__
+
+
 # The compiled module, in name.
 flash_attn_gpu = flash_attn_2_cuda
 

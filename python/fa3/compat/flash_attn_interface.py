@@ -20,6 +20,19 @@ from fa3.compat._passes_of_fa3 import _flash_attn_backward as _flash_attn_backwa
 from fa3.compat._passes_of_fa3 import _flash_attn_forward as _flash_attn_forward
 from fa3.compat._registry import register
 
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]
+
+
+def __dir__():
+    return __all__
+
 
 def flash_attn_func(
     q,

@@ -10,6 +10,10 @@ from fa3.errors import InvalidArgument, Unsupported
 __all__ = ["flex_attention"]
 
 
+def __dir__():
+    return __all__
+
+
 def flex_attention(
     query,
     key,

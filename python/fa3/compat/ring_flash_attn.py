@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+def __dir__():
+    return [*__all__, *(name for name in globals() if name.endswith("kvpacked_func"))]
+
+
 def ring_flash_attn_func(
     q,
     k,

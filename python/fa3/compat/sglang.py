@@ -25,6 +25,10 @@ from fa3.compat._kvcache import attend, renamed
 __all__ = ["flash_attn_varlen_func", "flash_attn_with_kvcache", "is_fa3_supported"]
 
 
+def __dir__():
+    return __all__
+
+
 def flash_attn_with_kvcache(
     q,
     k_cache,

@@ -30,6 +30,11 @@ __all__ = [
     "is_fa_version_supported",
 ]
 
+
+def __dir__():
+    return __all__
+
+
 VERSIONS = (2, 3, 4)
 OUR_NAMES = {"page_table": "block_table", "sink": "s_aux"}
 

@@ -26,3 +26,7 @@ __all__ = [
     "shard_labels",
     "unshard",
 ]
+
+
+def __dir__():
+    return __all__

@@ -28,5 +28,10 @@ from fa3.torch.switch import disable_sdpa, enable_sdpa, register, sdpa
 
 __all__ = ["attention", "disable_sdpa", "enable_sdpa", "sdpa"]
 
+
+def __dir__():
+    return __all__
+
+
 register()
 _backends.torch = sys.modules[__name__]

@@ -25,5 +25,5 @@ def test_options_and_results_have_types():
 
 
 def test_a_function_without_a_stub_keeps_its_signature():
-    assert typed(fa3.masks.from_dense, "(seen)") is None
+    assert typed(fa3.errors.Error, "(sentence)") is None
     assert typed(len, "(x)") is None

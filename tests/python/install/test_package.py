@@ -82,6 +82,37 @@ def test_the_environment_names_the_engine_of_calls_that_ask_for_none():
     assert "expected one of auto, " in plan_under("cuda").stderr
 
 
+def module_of(path):
+    return ".".join(("fa3", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    )
+
+
+# flash_attn_2_cuda is there to be imported, and has nothing to call.
+NAMES_ELSEWHERE = {module_of(path) for path in (PACKAGE / "compat").glob("[a-z]*.py")}
+PUBLIC = [
+    *("fa3.torch", "fa3.masks", "fa3.distributed"),
+    *sorted(NAMES_ELSEWHERE - {"fa3.compat.flash_attn_2_cuda"}),
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_tab_completion_offers_public_names_alone(name):
+    pytest.importorskip("torch", reason="torch is not installed")
+    module = importlib.import_module(name)
+    assert {*dir(module)} >= {*module.__all__}
+    for offered in {*dir(module)} - {*module.__all__}:
+        assert getattr(module, offered).__module__ == name and not offered.startswith("_")
+
+
+def test_tab_completion_of_the_package_offers_public_names_and_packages_that_are_loaded():
+    fa3_masks = importlib.import_module("fa3.masks")
+    assert set(dir(fa3)) >= {*fa3.__all__, "masks", "__version__"} and fa3.masks is fa3_masks
+    beside = {*dir(fa3)} - {*fa3.__all__, "__version__"}
+    assert all(inspect.ismodule(getattr(fa3, name)) for name in beside)
+    assert beside & {"ops", "fp8", "quantization", "_native", "flex", "commands"} == set()
+
+
 def test_every_exported_name_exists_and_is_documented():
     for name in fa3.__all__:
         assert inspect.getdoc(getattr(fa3, name)), name
@@ -90,12 +121,6 @@ def test_every_exported_name_exists_and_is_documented():
 def test_version_of_the_library_and_of_the_wheel_are_one():
     project = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{fa3.__version__}"' in project
-
-
-def module_of(path):
-    return ".".join(("fa3", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
-        ".__init__"
-    )
 
 
 MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")} | {"fa3._native": None}
@@ -200,6 +225,30 @@ def test_stubs_have_the_arguments_of_the_functions():
             declared = _options.TYPES.get(option)
             expected = STUB_TYPES_OF.get(option) or STUB_TYPES.get(declared, declared)
             assert kind == expected, option
+
+
+STUBS = [*(PACKAGE / "compat").glob("*.pyi"), PACKAGE / "masks.pyi", PACKAGE / "_flex.pyi"]
+
+
+@pytest.mark.parametrize("stub", sorted(STUBS), ids=lambda path: path.name)
+def test_stubs_of_names_elsewhere_have_the_arguments_of_the_functions(stub):
+    pytest.importorskip("torch", reason="torch is not installed")
+    module = importlib.import_module(module_of(stub))
+    functions = [node for node in ast.parse(stub.read_text()).body if hasattr(node, "args")]
+    known = {}
+    for function in functions:  # of overloads the first names all arguments
+        known.setdefault(function.name, function.args)
+    for name, of in known.items():
+        names = [a.arg for a in (*of.posonlyargs, *of.args, *of.kwonlyargs)]
+        defaults = [*of.defaults, *(x for x in of.kw_defaults if x is not None)]
+        signature = inspect.signature(getattr(module, name)).parameters.values()
+        assert names == [p.name for p in signature if p.kind != p.VAR_KEYWORD], name
+        given = [x.value if isinstance(x, ast.Constant) else ast.literal_eval(x) for x in defaults]
+        wanted = [p.default for p in signature if p.default is not p.empty]
+        assert [w if g is ... else g for g, w in zip(given, wanted, strict=True)] == wanted, name
+    others = {x.target.id for x in ast.parse(stub.read_text()).body if hasattr(x, "target")}
+    classes = {x.name for x in ast.parse(stub.read_text()).body if hasattr(x, "bases")}
+    assert {*getattr(module, "__all__", [])} - known.keys() - others - classes == set()
 
 
 def test_every_option_is_documented():

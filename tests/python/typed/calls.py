@@ -7,10 +7,14 @@ Each ignored error must be one, and each result must have the type that is asser
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from typing_extensions import assert_type
 
 import fa3
+import fa3.masks
 import fa3.torch
+from fa3.compat import bert_padding, flash_attn, flash_attn_interface, sglang, vllm
+from fa3.compat.flex_attention import flex_attention
 
 Array = np.ndarray[Any, Any]
 
@@ -43,3 +47,26 @@ def switch() -> None:
     with fa3.torch.sdpa("FA3"):
         fa3.torch.disable_sdpa()
     fa3.torch.enable_sdpa(1)  # type: ignore[arg-type]
+
+
+def names_elsewhere(q: Any, used: Any) -> None:
+    assert_type(flash_attn.flash_attn_func(q, q, q, 0.1, None, True), Tensor)
+    assert_type(flash_attn.flash_attn_qkvpacked_func(q, causal=True), Tensor)
+    assert_type(flash_attn_interface.flash_attn_func(q, q, q, None, True), Tensor)
+    assert_type(flash_attn_interface.flash_attn_func(q, q, q, return_attn_probs=True), Any)
+    assert_type(vllm.flash_attn_varlen_func(q, q, q, 8, used, 8, used), Tensor)
+    assert_type(sglang.flash_attn_with_kvcache(q, q, q, cache_seqlens=used), Tensor)
+    assert_type(bert_padding.pad_input(q, used, 2, 8), Tensor)
+    assert_type(flex_attention(q, q, q, lambda s, b, h, i, j: s), Tensor)
+    flash_attn.flash_attn_func(q, q, q, softmax_scale="1")  # type: ignore[call-overload]
+    vllm.flash_attn_varlen_func(q, q, q)  # type: ignore[call-overload]
+
+
+def functions_and_masks(q: Array, seen: Array) -> None:
+    mask = fa3.masks.from_dense(seen)
+    assert_type(mask, fa3.masks.BlockMask)
+    assert_type(fa3.flex_attention(q, q, q, block_mask=mask, layout="bhsd"), Array)
+    assert_type(fa3.flex_attention(q, q, q, return_lse=True), tuple[Array, Array])
+    fa3.masks.from_rule(lambda b, h, i, j: i >= j, 1, 1, 8, 8)
+    fa3.masks.from_rule(None, 1, 1, 8, 8)  # type: ignore[arg-type]
+    fa3.flex_attention(q, q, q, layout="sbhd")  # type: ignore[call-overload]
