@@ -12,7 +12,7 @@ import numpy as np
 
 from fa3.errors import InvalidArgument, Unsupported
 
-CPU = 1  # fa3_device_type
+CPU, CUDA = 1, 2  # fa3_device_type
 INT32 = -(2**31), 2**31 - 1
 
 
@@ -55,6 +55,23 @@ def view(array, name):
     if is_torch(array) and array.is_neg():
         return array.resolve_neg()  # its memory holds the values without their sign
     return array
+
+
+def is_meta(array):
+    return is_torch(array) and array.is_meta
+
+
+def question_view(array, name, device=None):
+    """view() for questions, which read no memory: torch's meta tensors are described.
+
+    device: that these stand for; None: torch's GPU if it has one, else the CPU.
+    """
+    if not is_meta(array):
+        return view(array, name)
+    torch = sys.modules["torch"]
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = (CUDA, device.index or 0) if device.type == "cuda" else (CPU, 0)
+    return 0, type_of(array), *place, tuple(array.shape), tuple(array.stride())
 
 
 def optional_view(array, name):

@@ -16,7 +16,7 @@ import ast
 import collections
 import inspect
 
-from fa3._arrays import in_int32, optional_view
+from fa3._arrays import in_int32, view
 from fa3._dropout import seed_view
 from fa3.errors import InvalidArgument
 from fa3.masks import LENGTHS, as_block_mask
@@ -234,18 +234,17 @@ def in_order(caller, named, known=OF_FORWARD):
     return options[:end]
 
 
-def viewed(named):
+def viewed(named, view=view):
     """Options by name, their arrays replaced by what the compiled module accepts."""
     if "dropout_seed" in named:
         named = named | {"dropout_seed": seed_view(named["dropout_seed"])}
     if "block_mask" in named:
         pair = as_block_mask(named["block_mask"])
-        views = (optional_view(x, "block_mask") for x in pair)
+        views = (None if x is None else view(x, "block_mask") for x in pair)
         named = named | {"block_mask": tuple(views)}
+    tensors = {x for x in named if TYPES.get(x) == "Tensor?" and x != "block_mask"}
     return {
-        name: optional_view(value, name)
-        if name != "block_mask" and TYPES.get(name) == "Tensor?"
-        else value
+        name: view(value, name) if name in tensors and value is not None else value
         for name, value in lengths_in_int32(named).items()
     }
 

@@ -5,16 +5,19 @@ Rules, defaults and error sentences are the library's (include/fa3/fa3.h). Torch
 fa3.torch; everything else is handled here without torch.
 """
 
+import functools
 from typing import NamedTuple
 
 from fa3 import _backends, _calls, _native
 from fa3._arrays import (
     empty,
     in_int32,
+    is_meta,
     is_torch,
     lender,
     optional_view,
     output_view,
+    question_view,
     shape_of,
     type_of,
     view,
@@ -333,12 +336,21 @@ def append(
 
 
 @takes_options()
-def plan(q, k, v, **options):
+def plan(q, k, v, *, device=None, **options):
     """The plan for `attention(q, k, v, **options)` in words: engine, tiles, workspace and why.
+
+    Args:
+        q, k, v, options: those of the call; or tensors of torch's device "meta", which have a shape
+            and a type alone, for calls that need more memory than there is.
+        device: "cpu" or "cuda", what meta tensors stand for; None is torch's GPU if there is one,
+            else the CPU.
 
     Raises what that call would raise. Computes and allocates nothing.
     """
-    return _native.forward_plan(*_question("plan", q, k, v, options))
+    if device is not None and not is_meta(q):
+        raise InvalidArgument("device: expected None with arrays that have memory, as q has")
+    as_view = functools.partial(question_view, device=device)
+    return _native.forward_plan(*_question("plan", q, k, v, options, as_view))
 
 
 @takes_options()
@@ -352,10 +364,10 @@ def validate(q, k, v, **options):
     _native.forward_validate(*_question("validate", q, k, v, options))
 
 
-def _question(caller, q, k, v, options):
+def _question(caller, q, k, v, options, as_view=view):
     """The arguments of a forward call without outputs."""
-    views = view(q, "q"), view(k, "k"), view(v, "v")
-    return *views, None, None, *in_order(caller, viewed(options))
+    views = (as_view(array, name) for name, array in (("q", q), ("k", k), ("v", v)))
+    return *views, None, None, *in_order(caller, viewed(options, as_view))
 
 
 def engines():

@@ -347,7 +347,23 @@ def test_meta_tensors_give_the_shapes_of_the_results(qkv):
             with pytest.raises(fa3.InvalidArgument, match="tensor .* on meta|all tensors on meta"):
                 fa3.attention(*mixed, **options)
     with pytest.raises(fa3.InvalidArgument, match="expected a dense tensor .* on meta"):
-        fa3.plan(*meta)
+        fa3.validate(*meta)
+
+
+def test_plans_take_meta_tensors_in_place_of_memory(device):
+    shapes = (1, 4096, 8, 64), (1, 4096, 2, 64), (1, 4096, 2, 64)
+    real = [torch.empty(shape, dtype=torch.bfloat16, device=device) for shape in shapes]
+    options = {"causal": True, "seqused_k": torch.ones(1, dtype=torch.int32, device=device)}
+    described = {**options, "seqused_k": options["seqused_k"].to("meta", torch.int64)}
+    meta = [x.to("meta") for x in real]
+    expected = fa3.plan(*real, **options)
+    assert fa3.plan(*meta, device=device, **described) == expected
+    if device == "cuda" or not torch.cuda.is_available():
+        assert fa3.plan(*meta, **described) == expected
+    huge = torch.empty(1, 1 << 29, 8, 128, dtype=torch.bfloat16, device="meta")  # 1 TiB
+    assert "engine cpu\n" in fa3.plan(huge, huge, huge, device="cpu")
+    with pytest.raises(fa3.InvalidArgument, match="^device: expected None"):
+        fa3.plan(*real, device=device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
