@@ -27,7 +27,7 @@ HOPPER = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev
 demo:  ## see it work: a transformer's Q, K, V and 16k tokens, checked (builds for a minute)
 	@tools/setup.sh command
 	@mkdir -p $(BUILD)
-	@cmake -S . -B $(BUILD)/demo -G Ninja -DFA3_DEVELOPER=OFF -DFA3_PYTHON=OFF \
+	@cmake -S . -B $(BUILD)/demo -G Ninja -DFA3_DEVELOPER=OFF \
 	  -DFA3_CUDA=$(if $(HOPPER),ON,OFF) >$(BUILD)/demo.log 2>&1 || { cat $(BUILD)/demo.log; exit 1; }
 	@grep -h '^-- fa3:' $(BUILD)/demo.log || true
 	@echo "building libfa3 and the command $(if $(HOPPER),with,without) the GPU's kernels" \
@@ -47,7 +47,7 @@ wheel: $(VENV)/bin/pytest  ## the Python wheels, with and without CUDA code, int
 
 deb:  ## the Debian package, into build/deb
 	@tools/setup.sh build deb
-	@cmake -S . -B $(BUILD)/deb -G Ninja -DFA3_DEVELOPER=OFF -DFA3_PYTHON=OFF \
+	@cmake -S . -B $(BUILD)/deb -G Ninja -DFA3_DEVELOPER=OFF \
 	  -DCMAKE_INSTALL_PREFIX=/usr $(LAUNCHER) $(CMAKE_FLAGS) >/dev/null
 	@cmake --build $(BUILD)/deb -j $(JOBS) && cpack --config $(BUILD)/deb/CPackConfig.cmake -B $(BUILD)/deb
 

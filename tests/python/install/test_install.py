@@ -86,6 +86,16 @@ def test_pkg_config(prefix, tmp_path, cc, standard):
         moved.rename(prefix)
 
 
+def test_a_build_of_the_library_makes_no_python_module(tmp_path):
+    """The line of README and docs/cpp.md; a developer's build makes one."""
+    builds.need("cmake", "ninja")
+    of_library = "-DFA3_DEVELOPER=OFF", "-DFA3_CUDA=OFF"
+    builds.run("cmake", "-G", "Ninja", "-S", ROOT, "-B", tmp_path, *of_library)
+    targets = builds.run("ninja", "-C", tmp_path, "-t", "targets", "all")
+    assert "libfa3.so" in targets and "_native" not in targets
+    assert "_native" in builds.run("ninja", "-C", builds.folder(), "-t", "targets", "all")
+
+
 def test_the_installed_command_runs(prefix):
     builds.program("fa3")
     assert "works here" in builds.run(prefix / "bin" / "fa3", "doctor")
