@@ -9,6 +9,12 @@ from pathlib import Path
 import fa3
 
 COMMAND = Path(__file__).parent / "bin" / "fa3"
+WITHOUT_COMMAND = (
+    f"expected the command at {COMMAND}, but this package was built without it. Install the "
+    "headers it needs, CLI11, fmt and nlohmann-json (Debian: libcli11-dev libfmt-dev "
+    "nlohmann-json3-dev), and build the package again; plot, adopt, doctor and --version work "
+    "without it."
+)
 
 
 def main(arguments=None):
@@ -21,21 +27,19 @@ def main(arguments=None):
         from fa3.commands import adopt
 
         return adopt.main(arguments[1:])
+    has_command = COMMAND.exists()
     if arguments == ["doctor"]:
         from fa3.commands import doctor
 
         doctor.print_facts()
+        if not has_command:
+            return doctor.check_engines(WITHOUT_COMMAND)
         sys.stdout.flush()
-    if not COMMAND.exists():
+    if not has_command:
         if arguments == ["--version"]:
             print(f"fa3 {fa3.__version__} (without the command)")
             return 0
-        print(
-            f"fa3: expected the command at {COMMAND}, but this package was built without it. "
-            "Install the headers it needs (Debian: libcli11-dev libfmt-dev nlohmann-json3-dev) and "
-            "build the package again; plot, adopt and --version work without it.",
-            file=sys.stderr,
-        )
+        print(f"fa3: {WITHOUT_COMMAND}", file=sys.stderr)
         return 2
     os.execv(COMMAND, [str(COMMAND), *arguments])
 

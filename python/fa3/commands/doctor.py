@@ -5,12 +5,42 @@ import importlib.metadata
 import platform
 import sys
 
+import numpy as np
+
 import fa3
 
 
 def print_facts():
     for what, finding in facts().items():
         print(f"{'ok':<5} {what:<18} {finding}")
+
+
+def check_engines(without_command):
+    """What of the command's doctor needs no command. Returns the exit code."""
+    failed = False
+    for name, available, detail in fa3.engines():
+        finding, verdict = f"not here: {detail}", "ok"
+        if available and name in ON_CPU:
+            error = error_of(name)
+            finding = f"{detail}; tiny case off by {error:.2g}"
+            verdict = "ok" if error < 1e-5 else "FAIL"
+        elif available:
+            finding = detail
+        failed |= verdict != "ok"
+        print(f"{verdict:<5} {'engine ' + name:<18} {finding}")
+    print(f"warn  command            {without_command}")
+    print("\na check failed" if failed else "\nfa3 works here, from Python.")
+    return 1 if failed else 0
+
+
+ON_CPU = "cpu", "reference", "standard"
+
+
+def error_of(engine):
+    """With q = 0 every key has the same weight: the output is the mean of v."""
+    v = np.random.default_rng(7).standard_normal((1, 37, 2, 24), np.float32)
+    out = fa3.attention(np.zeros_like(v), v, v, engine=engine)
+    return abs(out - v.mean(1, keepdims=True)).max()
 
 
 def facts():

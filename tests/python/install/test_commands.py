@@ -12,6 +12,7 @@ pytest.importorskip("fa3", reason="the Python package is not built")
 
 from fa3 import __main__ as command
 from fa3 import commands
+from fa3.commands import doctor
 
 
 def run(*program):
@@ -62,12 +63,23 @@ def test_doctor_adds_what_only_python_knows(binary):
 
 def test_a_package_without_the_command_says_what_to_do(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(command, "COMMAND", tmp_path / "bin" / "fa3")
-    assert command.main(["doctor"]) == 2
-    said = capsys.readouterr()
-    assert "expected the command at" in said.err
-    assert f"ok    python             {sys.version.split()[0]}" in said.out
+    assert command.main(["info"]) == 2
+    assert "Install the headers it needs, CLI11, fmt and nlohmann-json" in capsys.readouterr().err
     assert command.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("fa3 ")
+
+
+def test_doctor_of_a_package_without_the_command_checks_the_engines(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "COMMAND", tmp_path / "bin" / "fa3")
+    assert command.main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert f"ok    python             {sys.version.split()[0]}" in said
+    assert "ok    engine reference   " in said and "tiny case off by" in said
+    assert "warn  command            expected the command at" in said
+    assert said.endswith("fa3 works here, from Python.\n")
+    monkeypatch.setattr(doctor, "error_of", lambda engine: 1.0)
+    assert command.main(["doctor"]) == 1
+    assert "FAIL  engine cpu" in capsys.readouterr().out
 
 
 def test_plot_draws_the_lines_that_bench_writes(binary, capsys, tmp_path):
