@@ -74,10 +74,10 @@ def attention(
     of None has its default.
 
     Args:
-        q: (b, sq, hq, d), float32, float16, bfloat16 or float8_e4m3fn; 1 <= d <= 512.
+        q: (b, sq, hq, d), float32, float16, bfloat16 or float8_e4m3fn; 1 <= d <= 576.
         k: (b, sk, hk, d), dtype of q; or float8_e4m3fn or float8_e5m2 under wider q (a quantized
             cache). hq % hk == 0; query head i reads key head i // (hq // hk).
-        v: (b, sk, hk, dv), dtype of k; 1 <= dv <= 512.
+        v: (b, sk, hk, dv), dtype of k; 1 <= dv <= 576.
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
             included; a side of None or -1 is unbounded. With causal, both hold.

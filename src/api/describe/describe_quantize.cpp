@@ -99,7 +99,8 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
   FA3_TRY(check_operand(x, packed, purpose));
   FA3_TRY(check_dtype(x, {DType::float32, DType::float16, DType::bfloat16}));
   const int64_t dim = p.x.shape[p.x.rank - 1];
-  FA3_TRY(check_head_dim("x", dim));
+  constexpr int64_t kMaxDim = 512;  // of the GPU's quantizer
+  FA3_TRY(check_head_dim("x", dim, kMaxDim));
   FA3_TRY(check_like(y, p.x, dim, packed, purpose));
   FA3_TRY(check_dtype(y, {DType::float8_e4m3}));
   FA3_TRY(check_same_device(y, x));

@@ -9,7 +9,6 @@
 namespace fa3::api {
 namespace {
 
-constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kMaxThreads = 1024;
 
 }  // namespace
@@ -86,9 +85,9 @@ Status check_heads(int64_t heads_q, int64_t heads_k) {
                  " key/value heads, got ", heads_q, kAxes);
 }
 
-Status check_head_dim(const char* name, int64_t dim) {
-  if (dim >= 1 && dim <= kMaxHeadDim) return {};
-  return invalid(name, ": expected a head dim in [1, ", kMaxHeadDim, "], got ", dim);
+Status check_head_dim(const char* name, int64_t dim, int64_t most) {
+  if (dim >= 1 && dim <= most) return {};
+  return invalid(name, ": expected a head dim in [1, ", most, "], got ", dim);
 }
 
 Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads) {

@@ -28,7 +28,8 @@ Status check_transposed(Named named);
 fa3_tensor rows_of_operand(const fa3_tensor& transposed);
 Transposed transposed(const fa3_tensor& tensor);
 Status check_heads(int64_t heads_q, int64_t heads_k);
-Status check_head_dim(const char* name, int64_t dim);
+inline constexpr int64_t kMaxHeadDim = 576;  // latent keys with rope (MLA)
+Status check_head_dim(const char* name, int64_t dim, int64_t most = kMaxHeadDim);
 
 // A GPU's engines take none of the host's: cores are counted, by the system, for calls on the CPU.
 Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads);
