@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADERS = [ROOT / "include" / "fa3" / name for name in ("fa3.h", "ring.h")]
+HEADERS = [ROOT / "include" / "fa3" / name for name in ("fa3.h", "mla.h", "ring.h")]
 GROWING = "fa3_options"  # within the params structs, which grow too
 
 
@@ -82,7 +82,7 @@ def facts(library: str) -> list[str]:
     prototypes = [f"function {words(line)}" for line in re.findall(r"FA3_API ([^;]*);", code)]
     types = re.findall(r"typedef ([^;{]*\(\*[^;]*);", code)
     prototypes += [f"function type {words(line)}" for line in types]
-    program = "#include <fa3/ring.h>\n#include <stdio.h>\nint main(void) {\n"
+    program = "#include <fa3/mla.h>\n#include <fa3/ring.h>\n#include <stdio.h>\nint main(void) {\n"
     program += "\n".join(questions(code)) + "\nreturn 0; }\n"
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder, "layout.c"), Path(folder, "layout")

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <fa3/fa3.h>
+#include <fa3/mla.h>
 #include <fa3/ring.h>
 #include <fa3/status.h>
 #include <fa3/tensor.h>
@@ -67,6 +68,19 @@ struct QuantizeArgs : fa3_quantize_params {
   QuantizeArgs() { fa3_quantize_params_init(this); }
 };
 
+/// fa3_mla_forward_params with every field at its default.
+struct MlaForwardArgs : fa3_mla_forward_params {
+  MlaForwardArgs() { fa3_mla_forward_params_init(this); }
+};
+/// fa3_mla_append_params with every field at its default.
+struct MlaAppendArgs : fa3_mla_append_params {
+  MlaAppendArgs() { fa3_mla_append_params_init(this); }
+};
+/// fa3_mla_gather_params with every field at its default.
+struct MlaGatherArgs : fa3_mla_gather_params {
+  MlaGatherArgs() { fa3_mla_gather_params_init(this); }
+};
+
 /// The plan in words, and the reason for each choice: see fa3_forward_plan_text().
 inline Status plan_text(const ForwardArgs& args, std::string* text) {
   return detail::text_of(fa3_forward_plan_text, args, text);
@@ -74,6 +88,11 @@ inline Status plan_text(const ForwardArgs& args, std::string* text) {
 /// The plan in words, and the reason for each choice: see fa3_backward_plan_text().
 inline Status plan_text(const BackwardArgs& args, std::string* text) {
   return detail::text_of(fa3_backward_plan_text, args, text);
+}
+
+/// The plan in words, and the reason for each choice: see fa3_mla_forward_plan_text().
+inline Status plan_text(const MlaForwardArgs& args, std::string* text) {
+  return detail::text_of(fa3_mla_forward_plan_text, args, text);
 }
 
 /// Can this call run here? See fa3_forward_supported().
@@ -87,6 +106,11 @@ inline Status supported(const BackwardArgs& args) {
 /// Can this call run here? See fa3_quantize_supported().
 inline Status supported(const QuantizeArgs& args) {
   return detail::status_of(fa3_quantize_supported(&args));
+}
+
+/// Can this call run here? See fa3_mla_forward_supported().
+inline Status supported(const MlaForwardArgs& args) {
+  return detail::status_of(fa3_mla_forward_supported(&args));
 }
 
 /// Checks lengths and places, also those on a device: see fa3_forward_validate().
@@ -105,6 +129,11 @@ inline Status workspace_size(const BackwardArgs& args, size_t* bytes) {
 /// Bytes of workspace that the call needs: see fa3_quantize_workspace_size().
 inline Status workspace_size(const QuantizeArgs& args, size_t* bytes) {
   return detail::status_of(fa3_quantize_workspace_size(&args, bytes));
+}
+
+/// Bytes of workspace that the call needs: see fa3_mla_forward_workspace_size().
+inline Status workspace_size(const MlaForwardArgs& args, size_t* bytes) {
+  return detail::status_of(fa3_mla_forward_workspace_size(&args, bytes));
 }
 
 /// Bytes that the lists of the call's block mask take: see fa3_forward_block_lists_size().
@@ -140,6 +169,19 @@ inline Status backward(const BackwardArgs& args, void* workspace, size_t bytes,
 inline Status quantize(const QuantizeArgs& args, void* workspace, size_t bytes,
                        void* stream = nullptr) {
   return detail::status_of(fa3_quantize(&args, workspace, bytes, stream));
+}
+/// fa3_mla_forward() with a workspace that the caller owns.
+inline Status forward(const MlaForwardArgs& args, void* workspace, size_t bytes,
+                      void* stream = nullptr) {
+  return detail::status_of(fa3_mla_forward(&args, workspace, bytes, stream));
+}
+/// fa3_mla_append(). It needs no workspace.
+inline Status append(const MlaAppendArgs& args, void* stream = nullptr) {
+  return detail::status_of(fa3_mla_append(&args, stream));
+}
+/// fa3_mla_gather(). It needs no workspace.
+inline Status gather(const MlaGatherArgs& args, void* stream = nullptr) {
+  return detail::status_of(fa3_mla_gather(&args, stream));
 }
 /// fa3_merge(). It needs no workspace.
 inline Status merge(const MergeArgs& args, void* stream = nullptr) {
@@ -204,6 +246,12 @@ inline Status backward(const BackwardArgs& args, Workspace& workspace) {
 inline Status quantize(const QuantizeArgs& args, Workspace& workspace) {
   return detail::status_of(
       fa3_quantize_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
+}
+
+/// fa3_mla_forward() for CPU tensors.
+inline Status forward(const MlaForwardArgs& args, Workspace& workspace) {
+  return detail::status_of(
+      fa3_mla_forward_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
 }
 
 /// fa3_ring with every field at its default: attention over a sequence that the ranks of an NCCL

@@ -6,10 +6,11 @@
 
 fa3.torch has the torch operators and the switch for scaled_dot_product_attention, fa3.hf the one
 for Transformers, fa3.jax attention for compiled JAX programs, fa3.distributed attention over
-several ranks, fa3.compat the names of the flash_attn packages. `python -m fa3 doctor` says what
-works on this machine.
+several ranks, fa3.mla attention to latent caches, fa3.compat the names of the flash_attn packages.
+`python -m fa3 doctor` says what works on this machine.
 """
 
+from fa3 import mla as mla
 from fa3._dropout import dropout_mask
 from fa3._flex import flex_attention
 from fa3._native import version as _version

@@ -8,6 +8,7 @@
 #include "ffi.h"
 #include "kept_lists.h"
 #include "lend_workspace.h"
+#include "mla.h"
 #include "passes.h"
 #include "reader.h"
 #include "score.h"
@@ -312,6 +313,47 @@ PyObject* append(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return check(status) ? Py_NewRef(Py_None) : nullptr;
 }
 
+// mla_plan(...): as mla_forward() without `allocate`; the plan as text.
+PyObject* mla_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count, &borrowed);
+  fa3_mla_forward_params params;
+  fa3_mla_forward_params_init(&params);
+  MlaForward::read(&read, &params);
+  if (!read.done()) return nullptr;
+  size_t needed = 0;
+  if (!check(fa3_mla_forward_plan_text(&params, nullptr, 0, &needed))) return nullptr;
+  std::string text(needed, '\0');
+  if (!check(fa3_mla_forward_plan_text(&params, text.data(), text.size(), nullptr))) return nullptr;
+  return PyUnicode_FromString(text.c_str());
+}
+
+// mla_append(...), mla_gather(...): as read_mla_append(), read_mla_gather(). No workspace.
+template <class Params>
+PyObject* without_workspace(PyObject* const* arguments, Py_ssize_t count, void (*init)(Params*),
+                            void (*read_params)(Reader*, Params*),
+                            fa3_status (*run)(const Params*, void*)) {
+  Borrowed borrowed;
+  Reader read(arguments, count, &borrowed);
+  Params params;
+  init(&params);
+  read_params(&read, &params);
+  if (!read.done()) return nullptr;
+  fa3_status status = FA3_OK;
+  Py_BEGIN_ALLOW_THREADS;
+  status = run(&params, borrowed.stream());
+  Py_END_ALLOW_THREADS;
+  return check(status) ? Py_NewRef(Py_None) : nullptr;
+}
+PyObject* mla_append(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return without_workspace(arguments, count, fa3_mla_append_params_init, read_mla_append,
+                           fa3_mla_append);
+}
+PyObject* mla_gather(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return without_workspace(arguments, count, fa3_mla_gather_params_init, read_mla_gather,
+                           fa3_mla_gather);
+}
+
 // dropout_mask(dropout_p, seed, offset, batch, heads, seqlen_q, seqlen_k, address)
 PyObject* dropout_mask(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
@@ -378,6 +420,10 @@ PyMethodDef g_methods[] = {
     {"backward_workspace", fast(workspace<Backward>), METH_FASTCALL, nullptr},
     {"merge", fast(merge), METH_FASTCALL, nullptr},
     {"append", fast(append), METH_FASTCALL, nullptr},
+    {"mla_forward", fast(run<MlaForward>), METH_FASTCALL, nullptr},
+    {"mla_plan", fast(mla_plan), METH_FASTCALL, nullptr},
+    {"mla_append", fast(mla_append), METH_FASTCALL, nullptr},
+    {"mla_gather", fast(mla_gather), METH_FASTCALL, nullptr},
     {"backward_supported", fast(backward_supported), METH_FASTCALL, nullptr},
     {"signature", fast(signature), METH_FASTCALL, nullptr},
     {"keep_block_lists", keep_block_lists, METH_O, nullptr},

@@ -48,8 +48,9 @@ constexpr ElementType kElementTypes[] = {
 };
 
 const char* expected_types(std::string_view name) {
-  for (const char* integers : {"cu_seqlens", "seqused", "page_table", "batch_index", "left_padding",
-                               "first_position", "block_mask"}) {
+  for (const char* integers :
+       {"cu_seqlens", "seqused", "page_table", "batch_index", "left_padding", "first_position",
+        "block_mask", "indices", "index_count", "extra_ind", "slots", "positions"}) {
     if (name.starts_with(integers)) return "int32";
   }
   for (const char* scalars : {"sink", "lse", "dsink", "dlse", "o_partial", "lse_partial"}) {

@@ -3,6 +3,7 @@
 // The C ABI of fa3.h, over the library's verbs. boundary.h turns Status and exceptions into codes
 // and the thread's last error; src/ring/abi.cpp has ring.h.
 #include <fa3/fa3.h>
+#include <fa3/mla.h>
 
 #include <algorithm>
 #include <atomic>
@@ -225,6 +226,50 @@ void fa3_append_params_init_sized(fa3_append_params* params, size_t struct_size)
 
 fa3_status fa3_append(const fa3_append_params* params, void* stream) {
   return with_params(params, [&](const fa3_append_params& p) { return run(p, stream); });
+}
+
+void fa3_mla_forward_params_init_sized(fa3_mla_forward_params* params, size_t struct_size) {
+  init_sized(params, struct_size);
+}
+
+void fa3_mla_append_params_init_sized(fa3_mla_append_params* params, size_t struct_size) {
+  init_sized(params, struct_size);
+}
+
+void fa3_mla_gather_params_init_sized(fa3_mla_gather_params* params, size_t struct_size) {
+  init_sized(params, struct_size);
+}
+
+fa3_status fa3_mla_forward_supported(const fa3_mla_forward_params* params) {
+  return supported(params);
+}
+
+fa3_status fa3_mla_forward_workspace_size(const fa3_mla_forward_params* params, size_t* bytes) {
+  return workspace_size(params, bytes);
+}
+
+fa3_status fa3_mla_forward_plan_text(const fa3_mla_forward_params* params, char* text,
+                                     size_t capacity, size_t* needed) {
+  return text_of_plan(params, text, capacity, needed);
+}
+
+fa3_status fa3_mla_forward(const fa3_mla_forward_params* params, void* workspace,
+                           size_t workspace_bytes, void* stream) {
+  return run_with_workspace(params, {workspace, workspace_bytes}, stream);
+}
+
+fa3_status fa3_mla_forward_with_allocator(const fa3_mla_forward_params* params,
+                                          fa3_workspace_allocator allocate, void* context,
+                                          void* stream) {
+  return run_with_allocator(params, allocate, context, stream);
+}
+
+fa3_status fa3_mla_append(const fa3_mla_append_params* params, void* stream) {
+  return with_params(params, [&](const fa3_mla_append_params& p) { return run(p, stream); });
+}
+
+fa3_status fa3_mla_gather(const fa3_mla_gather_params* params, void* stream) {
+  return with_params(params, [&](const fa3_mla_gather_params& p) { return run(p, stream); });
 }
 
 fa3_status fa3_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, int64_t batch,

@@ -7,6 +7,7 @@
 #include "api/describe/describe.h"
 #include "api/describe/describe_append.h"
 #include "api/describe/describe_block_lists.h"
+#include "api/describe/describe_mla.h"
 #include "api/describe/describe_quantize.h"
 #include "api/describe/rules/tensor_rules.h"
 #include "api/monitor.h"
@@ -198,6 +199,10 @@ Status plan(const fa3_quantize_params& params, Plan* plan) {
   return plan_call<QuantizeProblem>(params, plan);
 }
 
+Status plan(const fa3_mla_forward_params& params, Plan* plan) {
+  return plan_call<MlaProblem>(params, plan);
+}
+
 Status query(const fa3_forward_params& params, fa3_answer* answer) {
   return query_call<Problem>(params, answer);
 }
@@ -234,6 +239,26 @@ Status run(const fa3_backward_params& params, Workspace workspace, void* stream)
 
 Status run(const fa3_quantize_params& params, Workspace workspace, void* stream) {
   return run_call<QuantizeProblem>(params, workspace, stream, &Engine::run_quantize);
+}
+
+Status run(const fa3_mla_forward_params& params, Workspace workspace, void* stream) {
+  return run_call<MlaProblem>(params, workspace, stream, &Engine::run_mla);
+}
+
+Status run(const fa3_mla_append_params& params, void* stream) {
+  MlaAppendProblem problem;
+  FA3_TRY(describe(params, &problem));
+  return run_on_first(problem, &Engine::run_mla_append, stream,
+                      "mla append: no engine writes latent rows in this memory; engine cpu does "
+                      "in the CPU's");
+}
+
+Status run(const fa3_mla_gather_params& params, void* stream) {
+  MlaGatherProblem problem;
+  FA3_TRY(describe(params, &problem));
+  return run_on_first(problem, &Engine::run_mla_gather, stream,
+                      "mla gather: no engine reads latent rows in this memory; engine cpu does "
+                      "in the CPU's");
 }
 
 Status run(const fa3_merge_params& params, void* stream) {

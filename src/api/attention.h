@@ -4,6 +4,7 @@
 #pragma once
 
 #include <fa3/fa3.h>
+#include <fa3/mla.h>
 #include <fa3/status.h>
 
 #include "core/plan.h"
@@ -13,6 +14,7 @@ namespace fa3::api {
 Status plan(const fa3_forward_params& params, Plan* plan);
 Status plan(const fa3_backward_params& params, Plan* plan);
 Status plan(const fa3_quantize_params& params, Plan* plan);
+Status plan(const fa3_mla_forward_params& params, Plan* plan);
 
 // What fa3_*_query() says.
 Status query(const fa3_forward_params& params, fa3_answer* answer);
@@ -35,6 +37,7 @@ struct Workspace {
 Status run(const fa3_forward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_backward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_quantize_params& params, Workspace workspace, void* stream);
+Status run(const fa3_mla_forward_params& params, Workspace workspace, void* stream);
 // Params with a map of blocks; the workspace is the lists' memory.
 Status make_block_lists(const fa3_forward_params& params, Workspace memory, void* stream,
                         fa3_block_lists* lists);
@@ -42,5 +45,7 @@ Status make_block_lists(const fa3_backward_params& params, Workspace memory, voi
                         fa3_block_lists* lists);
 Status run(const fa3_merge_params& params, void* stream);
 Status run(const fa3_append_params& params, void* stream);
+Status run(const fa3_mla_append_params& params, void* stream);
+Status run(const fa3_mla_gather_params& params, void* stream);
 
 }  // namespace fa3::api

@@ -48,6 +48,10 @@ Params defaults() {
     params.options.window_left = FA3_WINDOW_UNBOUNDED;
     params.options.window_right = FA3_WINDOW_UNBOUNDED;
   }
+  if constexpr (requires { params.lse_with_sink; }) {
+    params.scale = FA3_SCALE_AUTO;
+    params.lse_with_sink = 1;
+  }
   return params;
 }
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <fa3/fa3.h>
+#include <fa3/mla.h>
 #include <fa3/ring.h>
 #include <fa3/status.h>
 
@@ -29,6 +30,9 @@ inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {2048, 784}};
 inline constexpr Layout kMergeLayouts[] = {{432, 0}};
 inline constexpr Layout kAppendLayouts[] = {{1688, 0}};
 inline constexpr Layout kQuantizeLayouts[] = {{880, 0}};
+inline constexpr Layout kMlaForwardLayouts[] = {{2040, 0}};
+inline constexpr Layout kMlaAppendLayouts[] = {{1176, 0}};
+inline constexpr Layout kMlaGatherLayouts[] = {{544, 0}};
 inline constexpr Layout kRingLayouts[] = {{56, 0}};
 
 constexpr std::span<const Layout> layouts_of(const fa3_forward_params&) {
@@ -46,6 +50,15 @@ constexpr std::span<const Layout> layouts_of(const fa3_quantize_params&) {
 constexpr std::span<const Layout> layouts_of(const fa3_append_params&) {
   return kAppendLayouts;
 }
+constexpr std::span<const Layout> layouts_of(const fa3_mla_forward_params&) {
+  return kMlaForwardLayouts;
+}
+constexpr std::span<const Layout> layouts_of(const fa3_mla_append_params&) {
+  return kMlaAppendLayouts;
+}
+constexpr std::span<const Layout> layouts_of(const fa3_mla_gather_params&) {
+  return kMlaGatherLayouts;
+}
 constexpr std::span<const Layout> layouts_of(const fa3_ring&) {
   return kRingLayouts;
 }
@@ -56,6 +69,9 @@ static_assert(std::span(kBackwardLayouts).back() ==
               Layout{sizeof(fa3_backward_params), sizeof(fa3_options)});
 static_assert(std::span(kMergeLayouts).back() == Layout{sizeof(fa3_merge_params), 0});
 static_assert(std::span(kAppendLayouts).back() == Layout{sizeof(fa3_append_params), 0});
+static_assert(std::span(kMlaForwardLayouts).back() == Layout{sizeof(fa3_mla_forward_params), 0});
+static_assert(std::span(kMlaAppendLayouts).back() == Layout{sizeof(fa3_mla_append_params), 0});
+static_assert(std::span(kMlaGatherLayouts).back() == Layout{sizeof(fa3_mla_gather_params), 0});
 static_assert(std::span(kRingLayouts).back() == Layout{sizeof(fa3_ring), 0});
 static_assert(std::span(kQuantizeLayouts).back() == Layout{sizeof(fa3_quantize_params), 0});
 

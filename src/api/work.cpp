@@ -97,4 +97,37 @@ Work work_of(const AppendProblem& p) {
   return work;
 }
 
+// Rows of the cache are counted in calls alone whose keys are all rows of their sequences.
+Work work_of(const MlaProblem& p) {
+  const char* const kind = p.sparse ? " sparse" : p.causal ? " causal" : "";
+  Work work{.call = concat("mla ", name_of(p.dtype), " b", p.batch, " h", p.heads,
+                           lengths_text(p.lengths_q, p.lengths_k), " d", p.head_dim, kind),
+            .known = !p.sparse && readable(p.lengths_q, p.device)};
+  double pairs = 0, rows = 0;
+  for (int64_t b = 0; work.known && b < p.batch; ++b) {
+    const int64_t q = p.lengths_q.rows_of(b).used, k = p.lengths_k.rows_of(b).used;
+    const MaskRule mask{.right = p.causal ? 0 : MaskRule::kUnbounded};
+    pairs += static_cast<double>(visible_pairs(mask, q, k));
+    rows += static_cast<double>(k);
+  }
+  work.flops = 2 * static_cast<double>((p.head_dim + kLatentValueDim) * p.heads) * pairs;
+  work.bytes =
+      rows * static_cast<double>(p.head_dim * size_of(p.keys.cache.latent.dtype)) +
+      static_cast<double>(p.lengths_q.total * p.heads) *
+          static_cast<double>(p.head_dim * size_of(p.dtype) + kLatentValueDim * size_of(p.o.dtype));
+  return work;
+}
+
+Work work_of(const MlaAppendProblem& p) {
+  return {.call = concat("mla append ", name_of(p.dtype), " rows ", p.rows),
+          .bytes = static_cast<double>(p.rows * p.cache.channels() *
+                                       (size_of(p.dtype) + size_of(p.cache.latent.dtype)))};
+}
+
+Work work_of(const MlaGatherProblem& p) {
+  return {.call = concat("mla gather ", name_of(p.o.dtype), " rows ", p.rows),
+          .bytes = static_cast<double>(p.rows * p.cache.channels() *
+                                       (size_of(p.o.dtype) + size_of(p.cache.latent.dtype)))};
+}
+
 }  // namespace fa3::api

@@ -7,6 +7,7 @@
 
 #include "core/append.h"
 #include "core/problem.h"
+#include "engine/latent.h"
 
 namespace fa3::api {
 
@@ -22,5 +23,8 @@ Work work_of(const BackwardProblem& problem);
 Work work_of(const QuantizeProblem& problem);
 Work work_of(const MergeProblem& problem);
 Work work_of(const AppendProblem& problem);
+Work work_of(const MlaProblem& problem);
+Work work_of(const MlaAppendProblem& problem);
+Work work_of(const MlaGatherProblem& problem);
 
 }  // namespace fa3::api

@@ -11,6 +11,7 @@
 #include "core/append.h"
 #include "core/plan.h"
 #include "core/problem.h"
+#include "engine/latent.h"
 
 namespace fa3 {
 
@@ -68,6 +69,11 @@ struct Engine {
   Status (*make_forward_lists)(const Problem&, const Plan&, void* memory, void* stream) = nullptr;
   Status (*make_backward_lists)(const BackwardProblem&, const Plan&, void* memory,
                                 void* stream) = nullptr;
+  // Latent caches of MLA. Null: this engine has none.
+  Status (*plan_mla)(const MlaProblem&, Plan*) = nullptr;
+  Status (*run_mla)(const MlaProblem&, const Plan&, void* workspace, void* stream) = nullptr;
+  Status (*run_mla_append)(const MlaAppendProblem&, void* stream) = nullptr;
+  Status (*run_mla_gather)(const MlaGatherProblem&, void* stream) = nullptr;
   const EngineClock* clock = nullptr;  // null: calls are over when they return
 };
 

@@ -39,6 +39,13 @@ Status plan_with(const Engine& engine, const QuantizeProblem& problem, Plan* pla
   return engine.plan_quantize(problem, plan);
 }
 
+Status plan_with(const Engine& engine, const MlaProblem& problem, Plan* plan) {
+  if (engine.plan_mla == nullptr) {
+    return unsupported("no kernel for latent caches (MLA), which engines cpu and reference have");
+  }
+  return engine.plan_mla(problem, plan);
+}
+
 // OK, and the choice; or why the engine cannot take the problem.
 template <class P>
 Status consider(const Engine& engine, const P& problem, Choice* choice) {
@@ -127,6 +134,10 @@ Status choose(const BackwardProblem& problem, Choice* choice) {
 }
 
 Status choose(const QuantizeProblem& problem, Choice* choice) {
+  return choose_engine(problem, choice);
+}
+
+Status choose(const MlaProblem& problem, Choice* choice) {
   return choose_engine(problem, choice);
 }
 

@@ -22,5 +22,6 @@ Availability probe(const Engine& engine);
 Status choose(const Problem& problem, Choice* choice);
 Status choose(const BackwardProblem& problem, Choice* choice);
 Status choose(const QuantizeProblem& problem, Choice* choice);
+Status choose(const MlaProblem& problem, Choice* choice);
 
 }  // namespace fa3

@@ -17,6 +17,7 @@ if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
     raise Unsupported(f"fa3.torch: expected torch 2.10 or later, got torch {torch.__version__}")
 
 from fa3.torch import flops as flops
+from fa3.torch import mla as mla
 from fa3.torch.append import append as append
 from fa3.torch.autograd import attend as attend
 from fa3.torch.autograd import gradients as gradients

@@ -22,8 +22,6 @@
 namespace fa3::api {
 namespace {
 
-constexpr int32_t kMaxSplits = 256;
-
 constexpr CacheArguments kNoCache = {kAbsent, kAbsent, kAbsent, kAbsent};
 
 CacheArguments cache_of(const fa3_forward_params& params) {
@@ -31,34 +29,6 @@ CacheArguments cache_of(const fa3_forward_params& params) {
           {"batch_index", params.batch_index},
           {"left_padding", params.left_padding},
           {"seqused_k", params.options.seqused_k}};
-}
-
-// One number a row, the LSE or its gradient: (batch, heads, seq), or (heads, total) when packed.
-Status check_row_scalars(Named named, const fa3_tensor& q, bool packed, Purpose purpose) {
-  const fa3_tensor& lse = named.tensor;
-  FA3_TRY(packed ? check_form(named, 2, "(heads, total), since cu_seqlens_q is given")
-                 : check_form(named, 3, "(batch, heads, seq)"));
-  FA3_TRY(check_dtype(named, {DType::float32}));
-  if (!packed) FA3_TRY(check_extent(named, 0, q.shape[0], "batch"));
-  FA3_TRY(check_extent(named, lse.rank - 2, q.shape[q.rank - 2], "query heads"));
-  FA3_TRY(check_extent(named, lse.rank - 1, q.shape[q.rank - 3], packed ? "total rows" : "seq"));
-  FA3_TRY(check_same_device(named, {"q", q}));
-  return purpose == Purpose::call ? check_data(named) : Status{};
-}
-
-Status check_head_vector(Named named, const fa3_tensor& q, Purpose purpose) {
-  FA3_TRY(check_form(named, 1, "(heads)"));
-  FA3_TRY(check_dtype(named, {DType::float32}));
-  FA3_TRY(check_last_stride(named));
-  FA3_TRY(check_extent(named, 0, q.shape[q.rank - 2], "query heads"));
-  FA3_TRY(check_same_device(named, {"q", q}));
-  return purpose == Purpose::call ? check_data(named) : Status{};
-}
-
-Status check_output_dtype(Named o, Named q) {
-  if (o.tensor.dtype == FA3_FLOAT32) return {};
-  if (q.tensor.dtype != FA3_FLOAT8_E4M3) return check_same_dtype(o, q);
-  return check_dtype(o, {DType::bfloat16, DType::float16, DType::float32});
 }
 
 // Partial gradients that a caller adds up, as ranks do, are rounded once if they are float32.

@@ -13,11 +13,6 @@
 namespace fa3::api {
 namespace {
 
-Status check_flag(const char* name, int32_t flag) {
-  if (flag == 0 || flag == 1) return {};
-  return invalid(name, ": expected 0 or 1, got ", flag);
-}
-
 // One of the two tables: (positions, pairs of channels).
 Status check_rotary(Named named, const QuantizedShape& x, Purpose purpose) {
   FA3_TRY(check_form(named, 2, "(positions, half of the rotated channels)"));

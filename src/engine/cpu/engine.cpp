@@ -4,6 +4,9 @@
 #include "core/error.h"
 #include "engine/cpu/caches/caches.h"
 #include "engine/cpu/kernels/isa.h"
+#include "engine/cpu/latent/attend.h"
+#include "engine/cpu/latent/oracle.h"
+#include "engine/cpu/latent/rows.h"
 #include "engine/cpu/oracle/oracle.h"
 #include "engine/cpu/tiled/tiled.h"
 
@@ -27,6 +30,10 @@ const Engine kCpuEngine = {
     .plan_quantize = plan_quantize,
     .run_quantize = run_quantize,
     .continues = [](const Problem&) { return true; },
+    .plan_mla = plan_mla,
+    .run_mla = run_mla,
+    .run_mla_append = run_mla_append,
+    .run_mla_gather = run_mla_gather,
 };
 
 const Engine kReferenceEngine = {
@@ -45,6 +52,8 @@ const Engine kReferenceEngine = {
     .run_merge = nullptr,
     .plan_quantize = plan_reference_quantize,
     .run_quantize = run_reference_quantize,
+    .plan_mla = plan_reference_mla,
+    .run_mla = run_reference_mla,
 };
 
 const Engine kStandardEngine = {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/small_calls.h"
 
+#include <fa3/mla.h>
 #include <fa3/ring.h>
 #include <fa3/tensor.h>
 
@@ -132,6 +133,43 @@ fa3_status merge(Memory& m) {
   return fa3_merge(&p, nullptr);
 }
 
+// Writes rows of 656 bytes, attends to some of them, and reads them back.
+fa3_status mla(Memory& m) {
+  static constexpr int32_t kSlots[] = {2, 0, 3, -1};
+  constexpr int64_t kRow = 656, kTokens = 4, kQueries = 2, kMlaHeads = 3;
+  const fa3_tensor slots = contiguous(kSlots, FA3_INT32, {kTokens});
+  const fa3_mla_cache cache{.rows = contiguous(m.k.data(), FA3_FLOAT8_E4M3, {2, 2, kRow})};
+  fa3_mla_append_params a;
+  fa3_mla_append_params_init(&a);
+  a.cache = cache;
+  a.c_kv = contiguous(m.q.data(), FA3_FLOAT32, {kTokens, 512});
+  a.k_pe = contiguous(m.v.data(), FA3_FLOAT32, {kTokens, 64});
+  a.slots = slots;
+  a.num_threads = 3;
+  fa3_mla_forward_params f;
+  fa3_mla_forward_params_init(&f);
+  f.cache = cache;
+  f.q = contiguous(m.q.data(), FA3_FLOAT32, {kQueries, kMlaHeads, 576});
+  f.indices = contiguous(kSlots, FA3_INT32, {kQueries, 2});
+  f.o = contiguous(m.o.data(), FA3_FLOAT32, {kQueries, kMlaHeads, 512});
+  f.lse = contiguous(m.lse.data(), FA3_FLOAT32, {kMlaHeads, kQueries});
+  f.num_threads = 1;
+  fa3_mla_gather_params g;
+  fa3_mla_gather_params_init(&g);
+  g.cache = cache;
+  g.slots = slots;
+  g.o = contiguous(m.dq.data(), FA3_FLOAT32, {kTokens, 576});
+  size_t bytes = 0;
+  char text[64];
+  fa3_status status = fa3_mla_append(&a, nullptr);
+  if (status == FA3_OK) status = fa3_mla_forward_supported(&f);
+  if (status == FA3_OK) status = fa3_mla_forward_workspace_size(&f, &bytes);
+  if (status == FA3_OK) status = fa3_mla_forward_plan_text(&f, text, sizeof(text), nullptr);
+  if (status == FA3_OK) status = fa3_mla_forward(&f, m.workspace, sizeof(m.workspace), nullptr);
+  if (status == FA3_OK) status = fa3_mla_gather(&g, nullptr);
+  return status;
+}
+
 // Both passes with the workspace that the memory has.
 fa3_status both_passes(Memory& m, fa3_engine_id engine, bool packed) {
   const fa3_forward_params forward = forward_of(m, engine, packed);
@@ -237,6 +275,7 @@ std::vector<SmallCall> small_calls() {
   add("standard", [](Memory& m) { return both_passes(m, FA3_ENGINE_STANDARD, true); });
   add("allocator", forward_with_allocator);
   add("merge", merge);
+  add("mla", mla);
   add("questions", questions);
   communicator();
   add("ring", ring);

@@ -41,6 +41,7 @@ def exported(module):
             {
                 "fa3": "fa3/__init__.py",
                 "fa3.masks": "fa3/masks.py",
+                "fa3.mla": "fa3/mla.py",
                 "fa3.flex": "fa3/flex/__init__.py",
             },
         ),
@@ -69,8 +70,8 @@ def test_every_public_python_name_is_in_the_reference(page, modules):
 
 
 def test_every_name_of_the_c_header_is_in_the_reference():
-    """cmake/symbols.map exports fa3_* and nothing else; fa3.h and ring.h declare them."""
-    code = source("include/fa3/fa3.h") + source("include/fa3/ring.h")
+    """cmake/symbols.map exports fa3_* and nothing else; these headers declare them."""
+    code = "".join(source(f"include/fa3/{name}.h") for name in ("fa3", "mla", "ring"))
     code = re.sub(r"/\*.*?\*/", "", code, flags=re.S)
     names = re.findall(r"^(?:FA3_API|static inline) [\w *]*?\b(fa3_\w+)\(", code, re.M)
     names += re.findall(
@@ -91,8 +92,9 @@ def test_every_name_of_the_cpp_headers_is_in_the_reference():
 
 
 def test_the_cpp_face_has_every_kind_of_call():
-    """fa3.h's params structs are ForwardArgs, BackwardArgs, ... in C++."""
-    structs = set(re.findall(r"^} fa3_(\w+)_params;", source("include/fa3/fa3.h"), re.M))
+    """The params structs of C are ForwardArgs, BackwardArgs, ... in C++."""
+    code = source("include/fa3/fa3.h") + source("include/fa3/mla.h")
+    structs = set(re.findall(r"^} fa3_(\w+)_params;", code, re.M))
     face = set(
         re.findall(r"^struct \w+Args : fa3_(\w+)_params", source("include/fa3/attention.h"), re.M)
     )

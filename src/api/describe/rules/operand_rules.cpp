@@ -90,6 +90,38 @@ Status check_head_dim(const char* name, int64_t dim, int64_t most) {
   return invalid(name, ": expected a head dim in [1, ", most, "], got ", dim);
 }
 
+Status check_row_scalars(Named named, const fa3_tensor& q, bool packed, Purpose purpose) {
+  const fa3_tensor& lse = named.tensor;
+  FA3_TRY(packed ? check_form(named, 2, "(heads, total), since cu_seqlens_q is given")
+                 : check_form(named, 3, "(batch, heads, seq)"));
+  FA3_TRY(check_dtype(named, {DType::float32}));
+  if (!packed) FA3_TRY(check_extent(named, 0, q.shape[0], "batch"));
+  FA3_TRY(check_extent(named, lse.rank - 2, q.shape[q.rank - 2], "query heads"));
+  FA3_TRY(check_extent(named, lse.rank - 1, q.shape[q.rank - 3], packed ? "total rows" : "seq"));
+  FA3_TRY(check_same_device(named, {"q", q}));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+Status check_head_vector(Named named, const fa3_tensor& q, Purpose purpose) {
+  FA3_TRY(check_form(named, 1, "(heads)"));
+  FA3_TRY(check_dtype(named, {DType::float32}));
+  FA3_TRY(check_last_stride(named));
+  FA3_TRY(check_extent(named, 0, q.shape[q.rank - 2], "query heads"));
+  FA3_TRY(check_same_device(named, {"q", q}));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+Status check_output_dtype(Named o, Named q) {
+  if (o.tensor.dtype == FA3_FLOAT32) return {};
+  if (q.tensor.dtype != FA3_FLOAT8_E4M3) return check_same_dtype(o, q);
+  return check_dtype(o, {DType::bfloat16, DType::float16, DType::float32});
+}
+
+Status check_flag(const char* name, int32_t flag) {
+  if (flag == 0 || flag == 1) return {};
+  return invalid(name, ": expected 0 or 1, got ", flag);
+}
+
 Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads) {
   if (asked < 0 || asked > kMaxThreads) {
     return invalid("num_threads: expected 0 (all cores) to ", kMaxThreads, ", got ", asked);

@@ -28,8 +28,15 @@ Status check_transposed(Named named);
 fa3_tensor rows_of_operand(const fa3_tensor& transposed);
 Transposed transposed(const fa3_tensor& tensor);
 Status check_heads(int64_t heads_q, int64_t heads_k);
+inline constexpr int32_t kMaxSplits = 256;
 inline constexpr int64_t kMaxHeadDim = 576;  // latent keys with rope (MLA)
 Status check_head_dim(const char* name, int64_t dim, int64_t most = kMaxHeadDim);
+
+// One number a row, the LSE or its gradient: (batch, heads, seq), or (heads, total) when packed.
+Status check_row_scalars(Named named, const fa3_tensor& q, bool packed, Purpose purpose);
+Status check_head_vector(Named named, const fa3_tensor& q, Purpose purpose);
+Status check_output_dtype(Named o, Named q);
+Status check_flag(const char* name, int32_t flag);
 
 // A GPU's engines take none of the host's: cores are counted, by the system, for calls on the CPU.
 Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads);

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-head latent attention (MLA) over latent caches: FP8 rows, top-k, two caches (docs/mla.md).
+
+A row of a latent cache serves all query heads. K is its latent channels and behind them its rope
+channels, 576 or 512 in all; V is the first 512 of K. Queries are absorbed: (..., h, 576), or 512. A
+16-bit cache also goes to fa3.attention(q, cache, cache[..., :512]).
+
+CPU tensors only, so far: a call with CUDA tensors raises fa3.Unsupported. No gradients.
+"""
+
+import numpy as np
+
+from fa3 import _mla_calls
+from fa3._arrays import is_torch, shape_of, type_of
+from fa3._mla_calls import ROPE_DIM, ROWS, VALUE_DIM, Append, Forward, Gather
+from fa3._options import engine_id
+from fa3.errors import InvalidArgument
+from fa3.ops import torch_backend
+
+__all__ = ["append", "attention", "empty_cache", "gather", "page_bytes", "plan", "row_bytes"]
+
+ROW_BYTES = {"group128": 656, "v4": 584, "tensor": 576, "token": 644}
+ALIGNMENT = {"group128": 16, "v4": 576, "tensor": 1, "token": 16}  # of pages
+
+
+def attention(
+    q,
+    cache,
+    *,
+    rope=None,
+    rows="auto",
+    descale=None,
+    page_table=None,
+    seqused_k=None,
+    causal=False,
+    indices=None,
+    index_count=None,
+    extra_cache=None,
+    extra_rope=None,
+    extra_rows="auto",
+    extra_descale=None,
+    extra_indices=None,
+    extra_index_count=None,
+    sink=None,
+    scale=None,
+    cu_seqlens_q=None,
+    max_seqlen_q=0,
+    out=None,
+    return_lse=False,
+    return_max=False,
+    lse_with_sink=True,
+    empty_lse=-np.inf,
+    num_splits=0,
+    batch_invariant=False,
+    engine="auto",
+    num_threads=0,
+):
+    """Attention of absorbed queries to the rows of a latent cache.
+
+    Dense calls have page_table and seqused_k, sparse calls indices.
+
+    Args:
+        q: (b, sq, h, d), or (total_q, h, d); or a pair (latent, rope) of such, of 512 (or 448) and
+            64 channels. float16, bfloat16 or float32; d is 576 or 512; 1 to 128 heads.
+        cache: (pages, page_size, row) or (pages, page_size, 1, row): rows of 576 or 512 channels in
+            16 or 32 bits or float8_e4m3fn, or of bytes (uint8, int8, float8_e4m3fn).
+        rope: (pages, page_size, 64), the rope channels of a cache whose rows have 512 channels.
+        rows: what rows are made of: "latent", "group128", "v4", "tensor", "token", or "auto": by
+            their type and size (docs/mla.md has the bytes).
+        descale: float32 (1,), or (2,) for latent and rope channels: the scale of "tensor" rows.
+        page_table: int32 (b, max_pages); row j of sequence n is row j % page_size of page
+            page_table[n, j // page_size].
+        seqused_k: int32 (b,): rows of each sequence.
+        causal: bottom right; dense calls alone.
+        indices: int32 (b, sq, k) or (total_q, k): rows of each query, page * page_size + row. A
+            number that names no row, such as -1, is skipped; one that stands twice counts twice.
+        index_count: int32 (b,), (b, sq) or (total_q,): only so many indices from the left count.
+        extra_cache, extra_rope, extra_rows, extra_descale, extra_indices, extra_index_count: more
+            keys of the same softmax, in a cache of its own with any format.
+        sink: float32 (h,): one more logit of each head, which has no value.
+        scale: of the scores; None is d**-0.5. DeepSeek's models were trained with the scale of the
+            head dim before absorption, 192**-0.5, times a factor of their own: pass it.
+        cu_seqlens_q, max_seqlen_q: packed queries of a dense call, as fa3.attention's.
+        out: written instead of a new array.
+        return_lse, return_max: also return the natural log-sum-exp, float32 (b, h, sq) or (h,
+            total_q), and the largest scaled score in its shape.
+        lse_with_sink: False leaves the sink out of the LSE, as FlashMLA does.
+        empty_lse: -inf or inf: the LSE of a query that sees no key and has no sink. Its out is 0.
+        num_splits, batch_invariant: as fa3.attention's; CPU engines have one way for both.
+        engine: "auto", "cpu" or "reference".
+
+    Returns:
+        out (q's shape, 512) in q's dtype, or a tuple (out, lse), (out, max), (out, lse, max).
+
+    Raises what fa3.attention() raises. Rows behind lengths and counts, and rows that no valid entry
+    names, are never read: they may hold NaN.
+    """
+    call = forward_call(locals())
+    if is_torch(call.q):
+        out, lse, largest = torch_backend().mla.attend(call, out, return_lse, return_max)
+    else:
+        new, lse, largest = _mla_calls.new_results(call, return_lse, return_max)
+        out = new if out is None else out
+        _mla_calls.forward(call, out, lse, largest)
+    results = (out, *(x for x in (lse, largest) if x is not None))
+    return results if len(results) > 1 else out
+
+
+def plan(q, cache, **options):
+    """The plan of attention(q, cache, **options) in words: engine, workspace and why."""
+    return _mla_calls.plan(forward_call({**DEFAULTS, **options, "q": q, "cache": cache}))
+
+
+def append(
+    cache,
+    c_kv,
+    k_pe=None,
+    *,
+    slots,
+    rope=None,
+    rows="auto",
+    descale=None,
+    scaling="pow2",
+    smallest="flash_mla",
+    rotary_cos=None,
+    rotary_sin=None,
+    rotary_interleaved=False,
+    positions=None,
+    q_pe=None,
+    num_threads=0,
+):
+    """Writes rows into a latent cache, in place; rotates k_pe and q_pe on the way.
+
+    Args:
+        cache, rope, rows, descale: as attention's.
+        c_kv: (n, 512), of "v4" rows (n, 448); float16, bfloat16 or float32.
+        k_pe: (n, 64); None writes zeros where rows have rope channels.
+        slots: int32 or int64 (n,): page * page_size + row; a slot outside of the cache, such as -1,
+            is not written.
+        scaling: the scales of rows that hold their own: "pow2", powers of two, as FlashMLA writes
+            them, or "exact", amax / 448, as vLLM's concat_and_cache_mla does.
+        smallest: the smallest power of two of "v4" rows: "flash_mla" (2**-13), or "vllm" (from
+            amax = 1e-4).
+        rotary_cos, rotary_sin: (positions, pairs), float32 or k_pe's dtype.
+        rotary_interleaved: pairs are channels 2 i and 2 i + 1, as DeepSeek has them, instead of i
+            and i + pairs.
+        positions: int32 or int64 (n,): the row of the tables that each token takes.
+        q_pe: (n, h, 64): turned likewise.
+
+    Returns:
+        The turned q_pe; None without q_pe.
+    """
+    if scaling not in ("pow2", "exact"):
+        raise InvalidArgument(f"scaling: expected pow2 or exact, got {scaling!r}")
+    if smallest not in ("flash_mla", "vllm"):
+        raise InvalidArgument(f"smallest: expected flash_mla or vllm, got {smallest!r}")
+    recipe = 2 if smallest == "vllm" and scaling == "pow2" else int(scaling == "exact")
+    of_cache = cache, rope, descale, rows_id("rows", rows)
+    tables = rotary_cos, rotary_sin, narrow(positions)
+    call = Append(
+        *of_cache, c_kv, k_pe, narrow(slots), *tables, q_pe, rotary_interleaved, recipe, num_threads
+    )
+    return torch_backend().mla.append(call) if is_torch(c_kv) else _mla_calls.append(call)
+
+
+def gather(cache, slots, *, rope=None, rows="auto", descale=None, dtype="bfloat16", dim=None):
+    """Rows of a latent cache as the numbers that they stand for: (n, 576), or 512.
+
+    Args:
+        cache, rope, rows, descale: as attention's.
+        slots: int32 or int64 (n,); a slot outside of the cache gives zeros.
+        dtype: of the result: "bfloat16", "float16" or "float32".
+        dim: 512 leaves rope channels out; None is all channels of the rows.
+    """
+    if dim is None:
+        wide = rope is not None or shape_of(cache, "cache")[-1] not in (VALUE_DIM, 584)
+        dim = VALUE_DIM + ROPE_DIM * wide
+    call = Gather(cache, rope, descale, rows_id("rows", rows), narrow(slots), dtype, dim, 0)
+    return torch_backend().mla.gather(call) if is_torch(cache) else _mla_calls.gather(call)
+
+
+def row_bytes(rows):
+    """Bytes of a token in a cache of these rows, but for what pages are rounded up by."""
+    if rows not in ROW_BYTES:
+        raise InvalidArgument(f"rows: expected one of {', '.join(ROW_BYTES)}, got {rows!r}")
+    return ROW_BYTES[rows]
+
+
+def page_bytes(rows, page_size):
+    """Bytes from one page to the next in empty_cache()."""
+    unit = ALIGNMENT[rows] if row_bytes(rows) else 1
+    return -(-row_bytes(rows) * page_size // unit) * unit
+
+
+def empty_cache(pages, page_size, *, rows, device=None):
+    """An unwritten cache of FP8 rows, uint8 (pages, page_size, row_bytes(rows)).
+
+    A torch tensor on `device`; None: a NumPy array.
+    """
+    stride, row = page_bytes(rows, page_size), row_bytes(rows)
+    if device is None:
+        memory = np.empty(pages * stride, np.uint8)
+        strided = np.lib.stride_tricks.as_strided
+        return strided(memory, (pages, page_size, row), (stride, row, 1))
+    import torch
+
+    memory = torch.empty(pages * stride, dtype=torch.uint8, device=device)
+    return memory.as_strided((pages, page_size, row), (stride, row, 1))
+
+
+def forward_call(given):
+    """A Forward from the arguments of attention()."""
+    q = given["q"]
+    q, q_rope = q if isinstance(q, (tuple, list)) else (q, None)
+    shape_of(q, "q")
+    empty_lse = given["empty_lse"]
+    if abs(empty_lse) != np.inf:
+        raise InvalidArgument(f"empty_lse: expected inf or -inf, got {empty_lse!r}")
+    changed = {
+        "q": q,
+        "q_rope": q_rope,
+        "rows": rows_id("rows", given["rows"]),
+        "extra_rows": rows_id("extra_rows", given["extra_rows"]),
+        "empty_lse": empty_lse > 0,
+        "engine": engine_id(given["engine"]),
+    }
+    return Forward(*(changed.get(name, given.get(name)) for name in Forward._fields))
+
+
+DEFAULTS = dict(attention.__kwdefaults__ or {})
+
+
+def rows_id(name, rows):
+    if isinstance(rows, str) and rows in ROWS:
+        return ROWS[rows]
+    raise InvalidArgument(f"{name}: expected one of {', '.join(ROWS)}, got {rows!r}")
+
+
+def narrow(numbers):
+    """int32 of int64 numbers; those that do not fit stay outside of every cache."""
+    if numbers is None or type_of(numbers) != "int64":
+        return numbers
+    low, high = -1, 2**31 - 1
+    if is_torch(numbers):
+        return numbers.clamp(low, high).int()
+    return numbers.clip(low, high).astype(np.int32)
