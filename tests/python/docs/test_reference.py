@@ -57,6 +57,7 @@ def exported(module):
                     "flash_attn_interface",
                     "vllm",
                     "sglang",
+                    "flash_mla",
                     "ring_flash_attn",
                 )
             },

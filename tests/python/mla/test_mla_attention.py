@@ -417,6 +417,25 @@ def test_wrong_numbers_of_a_dense_call_are_refused_on_the_cpu():
         mla.attention(q, **call, seqused_k=np.array([9], np.int32))
 
 
+def test_tensors_of_a_gpu_are_refused():
+    """By descriptions of device memory that nobody reads."""
+    q, cache, indices, out = (
+        (0, kind, 2, 0, shape, strides)
+        for kind, shape, strides in [
+            ("bfloat16", (2, 3, 576), (1728, 576, 1)),
+            ("float8_e4m3fn", (4, 64, 656), (41984, 656, 1)),
+            ("int32", (2, 8), (8, 1)),
+            ("bfloat16", (2, 3, 512), (1536, 512, 1)),
+        ]
+    )
+    of_dense = (None, None, None)
+    of_extra = (None, None, None, 0, None, None, None)
+    numbers = (0, None, False, True, False, 0, False, 0, 0)
+    call = (q, None, cache, None, None, 0, *of_dense, indices, None, *of_extra, *numbers)
+    with pytest.raises(fa3.Unsupported, match="no engine can run this call"):
+        fa3._native.mla_plan(*call, out, None, None)
+
+
 def test_the_plan_says_what_runs_and_what_it_needs():
     cache = Cache("v4", 2, 4)
     indices = np.zeros((1, 1, 3), np.int32)
