@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/work.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/mask/visible_pairs.h"
 
@@ -58,6 +60,18 @@ Work attention(const char* verb, const Problem& p) {
   return work;
 }
 
+// That a query has in both caches.
+int64_t selected_keys(const MlaProblem& p, int64_t b, int64_t row) {
+  int64_t count = 0;
+  for (const SelectedKeys* keys : {&p.keys, &p.extra}) {
+    if (keys == &p.extra && !p.has_extra) break;
+    const int32_t* const slots = keys->of(b, row);
+    count += std::count_if(slots, slots + keys->count_of(b, row),
+                           [&](int64_t slot) { return keys->cache.has_slot(slot); });
+  }
+  return count;
+}
+
 }  // namespace
 
 Work work_of(const Problem& p) {
@@ -97,19 +111,24 @@ Work work_of(const AppendProblem& p) {
   return work;
 }
 
-// Rows of the cache are counted in calls alone whose keys are all rows of their sequences.
 Work work_of(const MlaProblem& p) {
   const char* const kind = p.sparse ? " sparse" : p.causal ? " causal" : "";
   Work work{.call = concat("mla ", name_of(p.dtype), " b", p.batch, " h", p.heads,
                            lengths_text(p.lengths_q, p.lengths_k), " d", p.head_dim, kind),
-            .known = !p.sparse && readable(p.lengths_q, p.device)};
-  double pairs = 0, rows = 0;
+            .known = p.device == FA3_CPU};
+  double pairs = 0, rows = 0;  // a row that several queries choose counts for each
   for (int64_t b = 0; work.known && b < p.batch; ++b) {
-    const int64_t q = p.lengths_q.rows_of(b).used, k = p.lengths_k.rows_of(b).used;
+    const int64_t q = p.lengths_q.rows_of(b).used;
+    if (p.sparse) {
+      for (int64_t row = 0; row < q; ++row) rows += static_cast<double>(selected_keys(p, b, row));
+      continue;
+    }
+    const int64_t k = p.lengths_k.rows_of(b).used;
     const MaskRule mask{.right = p.causal ? 0 : MaskRule::kUnbounded};
     pairs += static_cast<double>(visible_pairs(mask, q, k));
     rows += static_cast<double>(k);
   }
+  if (p.sparse) pairs = rows;
   work.flops = 2 * static_cast<double>((p.head_dim + kLatentValueDim) * p.heads) * pairs;
   work.bytes =
       rows * static_cast<double>(p.head_dim * size_of(p.keys.cache.latent.dtype)) +

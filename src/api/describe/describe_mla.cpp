@@ -348,6 +348,7 @@ Status describe(const fa3_mla_forward_params& p, Purpose purpose, MlaProblem* pr
   } else {
     FA3_TRY(describe_sparse(p, purpose, problem));
     problem->lengths_q.max = p.q.shape[p.q.rank - 3];
+    problem->lengths_k.max = problem->keys.num_indices + problem->extra.num_indices;
     if (__builtin_mul_overflow(problem->batch, problem->lengths_q.max, &problem->lengths_q.total)) {
       return invalid("q: batch times seq overflows 64 bits");
     }
