@@ -195,7 +195,8 @@ def with_alibi(alibi_slopes, dropout_p):
     if alibi_slopes is None:
         return {}
     if dropout_p:
-        unsupported(alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi beside dropout"))
+        why = "fa3 has no ALiBi beside dropout; pass dropout_p=0.0"
+        unsupported(alibi_slopes=(alibi_slopes, None, why))
     return {"alibi_slopes": alibi_slopes.detach()}
 
 

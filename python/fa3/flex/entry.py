@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from fa3.flex import bias
+from fa3.flex import bias, lists
 from fa3.flex.attention import attend
 from fa3.flex.call import NO_LENGTHS
 
@@ -23,6 +23,7 @@ REASON = (
 class Functions(NamedTuple):
     attend: object
     attend_with_bias: object
+    lists_of_booleans: object
     no_lengths: dict  # what says that sequences have the tensors' lengths
     beside_compiler: bool  # torch's compiler was there when they were made
 
@@ -36,7 +37,8 @@ def has_compiler():
 
 
 def functions():
+    entries = attend, bias.attend, lists.of_booleans
     if not has_compiler():
-        return Functions(attend, bias.attend, NO_LENGTHS, False)
-    left_alone = (torch.compiler.disable(f, reason=REASON) for f in (attend, bias.attend))
+        return Functions(*entries, NO_LENGTHS, False)
+    left_alone = (torch.compiler.disable(f, reason=REASON) for f in entries)
     return Functions(*left_alone, NO_LENGTHS, True)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The function that Transformers calls in every attention layer. Masks: mask.py.
 
-Padding is taken out before the call of fa3.attention, packed sequences stay packed.
+Padded batches stay where they are; fa3.attention is told which rows count. Packed sequences stay
+packed.
 """
 
 import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from fa3.errors import Unsupported
 from fa3.hf import paged
-from fa3.hf.mask import Mask, Pattern
-from fa3.torch import attention
+from fa3.hf.mask import Mask, Pattern, is_tracing, packed_lengths
+from fa3.torch import attention, onnx
 
 # What models hand to every layer and eager attention does not look at either.
 HARMLESS = {
@@ -21,6 +23,8 @@ HARMLESS = {
     "seq_idx": "for state space layers; attention gets position_ids or cu_seq_lens",
     "use_cache": "the keys already come from the cache",
 }
+
+TAKEN_BY_FLEX = {"head_mask", "kernel_options", "position_bias", "score_mod"}
 
 
 def attention_forward(
@@ -67,20 +71,20 @@ def attention_forward(
     """
     is_paged = hasattr(cache, "cache_allocators")
     refuse_unknown(paged.without_arguments(others) if is_paged else {"cache": cache, **others})
+    if onnx.is_exporting():
+        return exported(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux)
     if is_paged:
-        refuse_dropout(dropout, module)
+        refuse_dropout(dropout, module, "a paged cache")
         described = {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k, **others}
         key, value = paged.update(cache, module.layer_idx, key, value, described)
         cu_seq_lens_k, max_length_k = described["cu_seq_lens_k"], described["max_length_k"]
         attention_mask = None  # a mask would know the new tokens alone
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if attention_mask is None:
-        pattern = pattern_of_layer(module, is_causal, sliding_window, q, k)
-        padding = None
+        mask = Mask(pattern_of_layer(module, is_causal, sliding_window, q, k), len(q))
     else:
-        pattern = pattern_of_mask(attention_mask, q, k)
-        padding = attention_mask.as_subclass(torch.Tensor) if attention_mask.is_padded else None
-    k, v = (tensor[:, pattern.unseen : pattern.keys] for tensor in (k, v))
+        mask = mask_for(attention_mask, q, k)
+    pattern = mask.pattern
     options = {
         "causal": pattern.causal,
         "window": pattern.window,
@@ -94,18 +98,26 @@ def attention_forward(
     if is_paged and "k_cache" in described:
         return paged.attend(q, k, v, described, options), None
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
-        if padding is not None:
+        if mask.keys.end is not None:
             raise Unsupported("cu_seq_lens_q: expected None beside padding in attention_mask")
         cu_q, cu_k = cu_seq_lens_q.to(torch.int32), cu_seq_lens_k.to(torch.int32)
-        lengths = packed_lengths(cu_q, cu_k, int(max_length_q or 0), int(max_length_k or 0))
-        return attend_packed(q, k, v, lengths, options), None
-    if pattern.sequences is not None:
-        lengths = lengths_of_sequences(pattern.sequences, q.shape[0])
-        return attend_packed(q, k, v, lengths, options), None
-    if padding is not None:
-        return attend_unpadded(q, k, v, padding, pattern, options), None
+        most = (known_length(x, t) for x, t in ((max_length_q, q), (max_length_k, k)))
+        return attend_packed(q, k, v, packed_lengths(cu_q, cu_k, *most), options), None
+    if mask.packed is not None:
+        return attend_packed(q, k, v, mask.packed, options), None
+    if mask.keys.end is not None:
+        return attend_padded(q, k, v, mask, options), None
     refuse_restart(position_ids, pattern, q)
+    k, v = (tensor[:, : pattern.keys] for tensor in (k, v))
     return attention(q, k, v, **options), None
+
+
+def exported(module, query, key, value, mask, dropout, scaling, softcap, s_aux):
+    """The layer in torch.onnx.export, which knows torch's own attention."""
+    if softcap or s_aux is not None:
+        name = "softcap" if softcap else "s_aux"
+        raise Unsupported(f'{name}: expected None in torch.onnx.export; "eager" exports this model')
+    return sdpa_attention_forward(module, query, key, value, mask, dropout, scaling)
 
 
 def refuse_unknown(others):
@@ -115,7 +127,8 @@ def refuse_unknown(others):
         if name == "output_attentions":
             advice = 'fa3 never stores the weights; attn_implementation="eager" does'
         else:
-            advice = 'fa3 does not know what it does; attn_implementation="eager" does'
+            known = "fa3_flex" if name in TAKEN_BY_FLEX else "eager"
+            advice = f'fa3 does not know what it does; attn_implementation="{known}" does'
         raise Unsupported(f"{name}: expected None, got {described(value)}; {advice}")
 
 
@@ -123,7 +136,7 @@ def described(value):
     return f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
 
 
-def refuse_dropout(dropout, module):
+def refuse_dropout(dropout, module, beside):
     if not dropout:
         return
     config = getattr(module, "config", None)
@@ -131,7 +144,8 @@ def refuse_dropout(dropout, module):
     fields.sort(key=lambda field: "att" not in field)
     change = f"{fields[0]}=0.0 in the model's config" if fields else "the model's dropout to 0"
     raise Unsupported(
-        f"dropout: expected 0, got {dropout}; set {change}, or call model.eval() to only evaluate"
+        f"dropout: expected 0 beside {beside}, got {dropout}; set {change}, or call model.eval() "
+        "to only evaluate"
     )
 
 
@@ -148,46 +162,61 @@ def pattern_of_layer(module, is_causal, sliding_window, q, k):
     return Pattern(rows, keys, keys, causal=bool(causal), window=(side, side))
 
 
-def pattern_of_mask(mask, q, k):
-    pattern = mask.pattern if isinstance(mask, Mask) else None
-    if pattern is None:
+def mask_for(mask, q, k):
+    if not isinstance(mask, Mask) or mask.pattern is None:
         raise Unsupported(
             "attention_mask: expected the mask that fa3.hf makes, got one of the model's own of "
-            f'shape {tuple(mask.shape)}; attn_implementation="sdpa" takes any mask'
+            f'shape {tuple(mask.shape)}; attn_implementation="fa3_flex" takes any mask'
         )
+    pattern = mask.pattern
     rows, keys = q.shape[1], k.shape[1]
     if keys != pattern.length or (pattern.depends_on_position() and rows != pattern.queries):
         raise Unsupported(
             f"attention_mask: made for {pattern.queries} queries and {pattern.length} keys, got "
-            f'{rows} and {keys}; attn_implementation="eager" runs this model'
+            f'{rows} and {keys}; attn_implementation="fa3_flex" runs this model'
         )
-    return pattern
+    return mask
 
 
-def attend_unpadded(q, k, v, mask, pattern, options):
-    """Takes the padding out of the keys, and where positions matter also out of the queries.
+def known_length(longest, rows):
+    """What a length says to the host without a wait; 0: nothing."""
+    if isinstance(longest, torch.Tensor) and (longest.is_cuda or is_tracing()):
+        return rows.shape[0] * rows.shape[1]
+    return int(longest or 0)
 
-    Where positions matter queries and keys are the same tokens: then the queries are the last rows
-    of the mask. Elsewhere they may be other tokens (cross-attention), and every query attends.
+
+def attend_padded(q, k, v, mask, options):
+    """Attention of the rows that count to the keys that count, all where they lie. A cache, where
+    the queries are the last tokens, is read in place."""
+    rows, length = q.shape[1], k.shape[1]
+    q, k, v = mask.queries.ordered(q), mask.keys.ordered(k), mask.keys.ordered(v)
+    begin, end, _ = mask.keys
+    first, last, _ = mask.queries
+    if rows != length and not learns(q, k, v):
+        used = None if rows == 1 else last
+        cache = {"seqused_q": used, "seqused_k": end, "left_padding": begin}
+        return mask.queries.restored(attention(q, k, v, **cache, **options))
+    if last is None:
+        first, last = torch.zeros_like(begin), torch.full_like(end, rows)
+    lengths = {"max_seqlen_q": 2 * rows, "max_seqlen_k": 2 * length}
+    lengths["cu_seqlens_q"], lengths["seqused_q"] = within_rows(first, last, rows)
+    lengths["cu_seqlens_k"], lengths["seqused_k"] = within_rows(begin, end, length)
+    return mask.queries.restored(attend_packed(q, k, v, lengths, options))
+
+
+def learns(*tensors):
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def within_rows(begin, end, rows):
+    """(cu_seqlens, seqused) of sequences that lie from begin[n] to end[n] - 1 in batches of `rows`.
+
+    One sequence more, the first, is what comes before; it has no rows in use.
     """
-    kept_k, cu_seqlens_k, max_seqlen_k = kept(mask)
-    k, v = (tensor.flatten(0, 1)[kept_k] for tensor in (k, v))
-    lengths = {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": max_seqlen_k}
-    if not pattern.depends_on_position():
-        return attention(q, k, v, **lengths, **options)
-    batch, rows = q.shape[:2]
-    kept_q, lengths["cu_seqlens_q"], lengths["max_seqlen_q"] = kept(mask[:, -rows:])
-    out = attention(q.flatten(0, 1)[kept_q], k, v, **lengths, **options)
-    padded = out.new_zeros(batch * rows, *out.shape[1:])
-    padded = padded.index_copy(0, kept_q, out)
-    return padded.unflatten(0, (batch, rows))
-
-
-def kept(mask):
-    """Flat positions of what is no padding, and where each sequence starts among them."""
-    lengths = mask.sum(dim=1, dtype=torch.int32)
-    cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    return mask.flatten().nonzero().flatten(), cu_seqlens, int(lengths.max())
+    starts = torch.arange(begin.shape[0], dtype=torch.int32, device=begin.device) * rows + begin
+    last = starts.new_full((1,), begin.shape[0] * rows)
+    none = torch.zeros_like(last)
+    return torch.cat((none, starts, last)), torch.cat((none, end - begin))
 
 
 def attend_packed(q, k, v, lengths, options):
@@ -196,31 +225,13 @@ def attend_packed(q, k, v, lengths, options):
     return attention(q, k, v, **lengths, **options).unflatten(0, (batch, rows))
 
 
-def packed_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
-    return {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-    }
-
-
-def lengths_of_sequences(sequences, batch):
-    """sequences: (batch or 1, rows), a number that changes where the next sequence begins."""
-    sequences = sequences.expand(batch, -1)
-    begins = torch.ones_like(sequences, dtype=torch.bool)
-    begins[:, 1:] = sequences[:, 1:] != sequences[:, :-1]
-    starts = begins.flatten().nonzero().flatten()
-    ends = torch.nn.functional.pad(starts, (0, 1), value=begins.numel()).to(torch.int32)
-    longest = int(ends.diff().max())
-    return packed_lengths(ends, ends, longest, longest)
-
-
 def refuse_restart(position_ids, pattern, q):
     """Positions that start anew, in a mask that knows nothing of it: Transformers' flash attention
     would keep the sequences apart, its eager attention would not."""
     batch, rows = q.shape[:2]
     if position_ids is None or batch != 1 or not 1 < rows == pattern.keys or not pattern.causal:
+        return
+    if position_ids.is_cuda or is_tracing():  # the answer would take a wait in every layer
         return
     if position_ids.shape == (batch, rows) and bool((position_ids.diff() < 0).any()):
         raise Unsupported(

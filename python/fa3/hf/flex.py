@@ -10,18 +10,16 @@ position_bias are biases of the scores, with gradients.
 from typing import NamedTuple
 
 import torch
-from transformers import masking_utils
 
 from fa3 import _backends
 from fa3._flex import load_flex
 from fa3.errors import Unsupported
-from fa3.flex import lists
 from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Window
 from fa3.hf.attention import attention_forward as with_options
 from fa3.hf.attention import pattern_of_layer, refuse_dropout, refuse_unknown
-from fa3.hf.mask import KEEPS_ELEMENTS, Mask
+from fa3.hf.mask import Mask, booleans
 from fa3.hf.mask import attention_mask as mask_of_options
-from fa3.torch import attention
+from fa3.torch import attention, onnx
 
 NAME = "fa3_flex"
 # What the masks of these layers have said already, and what Triton's kernels alone are told.
@@ -31,66 +29,40 @@ SAID = {
 }
 
 
-# What can be asked of a mask without computing with it.
-ASKS = {"__get__", "as_subclass", "dim", "size", "stride", "numel", "is_floating_point"}
-
-
 class FlexMask(Mask):
-    """A mask that is written out, as eager attention has it, once somebody computes with it."""
+    """A mask that is written out once somebody computes with it. Its pattern is None where fa3 has
+    no option for it."""
 
-    made_from: dict | None = None  # arguments of attention_mask()
-    written = None
+    ndim = 4
 
-    @staticmethod
-    def of_mask(mask, made_from):
-        flexible = mask.as_subclass(FlexMask)
-        flexible.pattern, flexible.is_padded = mask.pattern, mask.is_padded
-        flexible.made_from = made_from
-        return flexible
+    def __init__(self, mask, made_from):
+        self.pattern, self.queries, self.keys, self.packed = None, None, None, None
+        if mask is not None:
+            self.pattern, self.packed = mask.pattern, mask.packed
+            self.queries, self.keys = mask.queries, mask.keys
+        self.made_from = made_from  # arguments of attention_mask()
+        self.seen = None
+        self.dtype = made_from.get("dtype", torch.float32)
+        rows = made_from["q_length"]  # before Transformers 5.5 there are positions
+        rows = made_from["cache_position"].shape[0] if rows is None else rows
+        self.shape = torch.Size((made_from["batch_size"], 1, rows, made_from["kv_length"]))
+
+    def on(self, device):
+        padding = self.made_from["attention_mask"]
+        padding = padding if padding is None else padding.to(device)
+        mask = super().on(device) if self.pattern is not None else None
+        return FlexMask(mask, {**self.made_from, "attention_mask": padding, "device": device})
 
     def booleans(self):
         """(batch, 1, queries, keys): True where a query sees a key."""
-        if self.written is None:
-            self.written = booleans(**self.made_from)
-        return self.written
+        if self.seen is None:
+            self.seen = booleans(**self.made_from)
+        return self.seen
 
-    def added(self):
-        """What eager attention adds to its scores."""
-        dtype = self.made_from.get("dtype", torch.float32)
+    def written(self, how):
         seen = self.booleans()
-        zero = torch.zeros((), dtype=dtype, device=seen.device)
-        return torch.where(seen, zero, torch.finfo(dtype).min)
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), keywords=None):
-        name = getattr(function, "__name__", "")
-        if name in ASKS or name in KEEPS_ELEMENTS:
-            made = super().__torch_function__(function, types, args, keywords)
-            if isinstance(made, FlexMask):
-                made.made_from, made.written = args[0].made_from, args[0].written
-                if made.pattern is not None or args[0].pattern is None:
-                    return made
-            if not isinstance(made, FlexMask):
-                return made
-        plain = [with_masks_added(x) for x in (args, keywords or {})]
-        try:
-            return function(*plain[0], **plain[1])
-        except (IndexError, RuntimeError) as error:  # as for booleans, which these are none of
-            raise Unsupported(
-                f"attention_mask: the model computes with its mask ({error}), as no eager attention"
-                " does"
-            ) from error
-
-
-def with_masks_added(value):
-    """Arguments of a function of torch, masks in them written out."""
-    if isinstance(value, FlexMask):
-        return value.added()
-    if isinstance(value, (list, tuple)):
-        return type(value)(with_masks_added(item) for item in value)
-    if isinstance(value, dict):
-        return {name: with_masks_added(item) for name, item in value.items()}
-    return value
+        zero = torch.zeros((), dtype=self.dtype, device=seen.device)
+        return torch.where(seen, zero, torch.finfo(self.dtype).min)
 
 
 def attention_mask(*, batch_size, q_length=None, kv_length=None, attention_mask=None, **described):
@@ -99,19 +71,13 @@ def attention_mask(*, batch_size, q_length=None, kv_length=None, attention_mask=
         return attention_mask
     given = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
     given |= {"attention_mask": attention_mask, **described}
+    if onnx.is_exporting():
+        return booleans(**given)
     try:
         mask = mask_of_options(**given)
     except Unsupported:  # fa3 has no option for it
-        place = described.get("device")
-        every = torch.ones((), dtype=torch.bool, device=place).expand(batch_size, kv_length)
-        mask = Mask.of(every, None, is_padded=False)
-    return FlexMask.of_mask(mask, given)
-
-
-def booleans(**given):
-    """What Transformers makes for scaled_dot_product_attention, always as a tensor."""
-    given |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return masking_utils.sdpa_mask(**given)
+        mask = None
+    return FlexMask(mask, given)
 
 
 class Parts(NamedTuple):
@@ -156,8 +122,8 @@ def attention_forward(
     Returns and raises what "fa3" does.
     """
     own = head_mask is not None or position_bias is not None or score_mod is not None
-    has_options = isinstance(attention_mask, Mask) and attention_mask.pattern is not None
-    if not own and (attention_mask is None or has_options):
+    has_options = getattr(attention_mask, "pattern", None) is not None
+    if not own and (onnx.is_exporting() or attention_mask is None or has_options):
         scores = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux, "dropout": dropout}
         return with_options(module, query, key, value, attention_mask, **scores, **others)
     refuse_unknown({name: value for name, value in others.items() if name not in SAID})
@@ -180,13 +146,13 @@ def attention_forward(
 
 def scored(module, q, k, v, parts, scaling, dropout):
     """(out, lse)"""
+    load_flex()
     seen = parts.seen
     if isinstance(seen, torch.Tensor):
-        seen = lists.of_booleans(seen, EVERY_KEY, q.shape[1], k.shape[1])
+        seen = _backends.flex.lists_of_booleans(seen, EVERY_KEY, q.shape[1], k.shape[1])
     if parts.change_scores():
-        refuse_dropout(dropout, module)
+        refuse_dropout(dropout, module, "scores of the model's own")
         masks = None, seen, False, (None, None)
-        load_flex()
         return _backends.flex.attend(q, k, v, score_function(parts), masks, scaling, NO_LENGTHS)
     options = {"block_mask": seen, "scale": scaling, "dropout_p": dropout}
     return attention(q, k, v, return_lse=True, **options)

@@ -2,16 +2,21 @@
 """The mask that Transformers asks for: who sees whom as a few numbers, never (queries, keys) bits.
 
 Transformers describes a mask by a function of (batch, head, query, key) that is put together from
-named parts. The parts are read here; one without a meaning in fa3 raises fa3.Unsupported. Eager
+named parts. `describe` reads the parts; one without a meaning in fa3 raises fa3.Unsupported. Eager
 attention obeys its mask and nothing else, so the layers obey this one (attention.py), whatever
 their own `is_causal` and `sliding_window` say.
+
+A Mask is made once a model call and serves every layer. The device is asked for numbers only while
+one is made; in torch.compile, torch.export and CUDA graphs never.
 """
 
 from typing import NamedTuple
 
 import torch
+from transformers import masking_utils
 
 from fa3.errors import Unsupported
+from fa3.torch import onnx
 
 
 class Pattern(NamedTuple):
@@ -19,51 +24,125 @@ class Pattern(NamedTuple):
 
     queries: int
     length: int  # of the keys and values that the layer will hand over
-    keys: int  # those of them that exist: a static cache is longer than what it holds
-    unseen: int = 0  # of these the first ones, which no query reaches
+    keys: int  # those of them that exist, as far as the host knows: a static cache is longer
     causal: bool = False
     window: tuple = (-1, -1)
-    chunk: int = 0  # keys a chunk, counted from the first key that is seen and no padding
-    sequences: "torch.Tensor | None" = None  # (batch, queries): packed sequences, by number
+    chunk: int = 0  # keys a chunk, counted from the first key that a row may see
 
     def depends_on_position(self):
         return self.causal or self.window != (-1, -1) or self.chunk > 0
 
 
-# What changes no element of a mask; the shape is compared (Mask.__torch_function__).
-KEEPS_ELEMENTS = {"bool", "clone", "contiguous", "detach", "reshape", "to", "view"}
+class Rows(NamedTuple):
+    """The rows [begin[n], end[n]) of each sequence count; every one where both are None.
 
-
-class Mask(torch.Tensor):
-    """(batch, keys) bool, False where there is padding, with its pattern.
-
-    Models move and copy their masks. A mask that a model computed from this one has no pattern,
-    and no layer will take it.
+    order (batch, rows): the rows that count moved to the front, where padding lies between them.
     """
 
-    pattern: Pattern | None = None
-    is_padded: bool = True
+    begin: "torch.Tensor | None" = None  # (batch,) int32, as `end`
+    end: "torch.Tensor | None" = None
+    order: "torch.Tensor | None" = None
 
-    @staticmethod
-    def of(tensor, pattern, is_padded):
-        mask = tensor.as_subclass(Mask)
-        mask.pattern, mask.is_padded = pattern, is_padded
-        return mask
+    def ordered(self, tensor):
+        """tensor: (batch, rows, heads, d)"""
+        if self.order is None:
+            return tensor
+        return tensor.take_along_dim(self.order[..., None, None], 1)
+
+    def restored(self, tensor):
+        if self.order is None:
+            return tensor
+        return tensor.take_along_dim(self.order.argsort(1)[..., None, None], 1)
+
+
+class Mask:
+    """What attention_mask() makes and a layer reads.
+
+    No tensor: Dynamo cannot trace tensors of a class with fields. Models move masks and pass them
+    on, as they do torch's BlockMask; a model that computes with one is refused.
+    """
+
+    ndim, dtype = 2, torch.bool
+
+    def __init__(self, pattern, batch, queries=None, keys=None, packed=None):
+        self.pattern = pattern
+        self.shape = (batch, pattern.length)
+        self.queries, self.keys = queries or Rows(), keys or Rows()
+        self.packed = packed  # lengths of packed sequences over all rows, in place of both
+
+    def to(self, *how, device=None, dtype=None, **_):
+        for x in how:
+            device, dtype = (device, x) if isinstance(x, torch.dtype) else (x, dtype)
+        if dtype not in (None, self.dtype):
+            return self.written(f"to({dtype})").to(device, dtype)
+        return self if device is None else self.on(device)
+
+    def on(self, device):
+        queries, keys = (Rows(*moved(rows, device)) for rows in (self.queries, self.keys))
+        packed = self.packed and dict(
+            zip(self.packed, moved(self.packed.values(), device), strict=True)
+        )
+        return Mask(self.pattern, self.shape[0], queries, keys, packed)
+
+    def bool(self):
+        return self.to(torch.bool)
+
+    def unchanged(self, *_, **__):
+        return self
+
+    clone = contiguous = detach = unchanged
+
+    def dim(self):
+        return self.ndim
+
+    def view(self, *shape):
+        if shape in (self.shape, (self.shape[0], -1)):
+            return self
+        return self.written(f"view{shape}").view(*shape)
+
+    def written(self, how):
+        """The tensor that eager attention has in its place; how: what the model does with it."""
+        raise Unsupported(
+            f"attention_mask: the model computes with its mask ({how}), and fa3 writes none out; "
+            'attn_implementation="fa3_flex" does'
+        )
+
+    def __getattr__(self, name):
+        if name.startswith("__") or not hasattr(torch.Tensor, name):
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        return getattr(self.written(name), name)
 
     @classmethod
-    def __torch_function__(cls, function, types, args=(), keywords=None):
-        try:
-            made = super().__torch_function__(function, types, args, keywords)
-        except (IndexError, RuntimeError) as error:  # as for a mask of shape (batch, 1, rows, keys)
-            raise Unsupported(
-                f"attention_mask: the model computes with its mask ({error}), and fa3's has the "
-                'shape (batch, keys); attn_implementation="eager" runs this model'
-            ) from error
-        if isinstance(made, Mask) and getattr(function, "__name__", "") in KEEPS_ELEMENTS:
-            source = args[0]
-            if made.dtype == source.dtype and made.shape == source.shape:
-                made.pattern, made.is_padded = source.pattern, source.is_padded
-        return made
+    def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        how = function.__name__
+        arguments, keywords = with_masks_written((arguments, keywords or {}), how)
+        return function(*arguments, **keywords)
+
+
+def moved(values, device):
+    return [x.to(device) if isinstance(x, torch.Tensor) else x for x in values]
+
+
+def with_masks_written(value, how):
+    """Arguments of a function of torch."""
+    if isinstance(value, Mask):
+        return value.written(how)
+    if isinstance(value, (list, tuple)):
+        return type(value)(with_masks_written(item, how) for item in value)
+    if isinstance(value, dict):
+        return {name: with_masks_written(item, how) for name, item in value.items()}
+    return value
+
+
+def computed(operator):
+    def compute(self, *others):
+        return getattr(self.written(operator), operator)(*others)
+
+    return compute
+
+
+for _name in "add radd sub rsub mul rmul getitem eq ne lt le gt ge invert neg and or".split():
+    setattr(Mask, f"__{_name}__", computed(f"__{_name}__"))
 
 
 def attention_mask(
@@ -81,7 +160,8 @@ def attention_mask(
     """The mask function that Transformers calls; arguments as in transformers.masking_utils.
 
     Args:
-        q_offset, kv_offset: positions of the first query and of the first key.
+        q_offset, kv_offset: positions of the first query and of the first key. q_offset is a tensor
+            where the cache is static.
         cache_position: (q_length,), the positions of the queries: Transformers before 5.5 gives
             them in place of q_length, q_offset and device.
         attention_mask: None; or (batch, keys) bool, False where there is padding; or a mask that
@@ -94,93 +174,210 @@ def attention_mask(
     """
     if isinstance(attention_mask, Mask):
         return attention_mask
+    if onnx.is_exporting():
+        sizes = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
+        offsets = {"q_offset": q_offset, "kv_offset": kv_offset}
+        masks = {"mask_function": mask_function, "attention_mask": attention_mask}
+        return booleans(**sizes, **offsets, **masks, device=device, **others)
     if cache_position is not None:
         q_length, device = cache_position.shape[0], cache_position.device
-        q_offset = cache_position[0]
-    pattern, chunk_starts = pattern_of(mask_function, q_length, kv_length, int(q_offset), kv_offset)
+        q_offset = cache_position[0] if is_tracing() else int(cache_position[0])
+    pattern, packed, restarts, chunk_starts = described(mask_function, q_length, kv_length)
+    if packed is not None:
+        lengths = lengths_of_sequences(packed.expand(batch_size, -1))
+        if lengths is not None:
+            refuse_shared_chunks(pattern, restarts)
+            return Mask(pattern, batch_size, packed=lengths)
+    place = Place.of(pattern, q_offset, kv_offset)
+    if not isinstance(place.keys, torch.Tensor):
+        pattern = pattern._replace(keys=place.keys)
     if attention_mask is None:
-        pattern = without_unseen(pattern, first_seen(pattern, kv_offset, 0))
-        nothing_hidden = torch.ones((), dtype=torch.bool, device=device)
-        shape = batch_size, pattern.keys - pattern.unseen
-        return Mask.of(nothing_hidden.expand(shape), pattern, is_padded=False)
-    padding = attention_mask[:, kv_offset : kv_offset + pattern.keys].bool()
-    if missing := pattern.keys - padding.shape[1]:
-        padding = torch.nn.functional.pad(padding, (0, missing))
-    first = first_seen(pattern, kv_offset, chunk_starts)
-    if pattern.chunk:  # rows that are padded on the left start their chunks there
-        padding = padding & (torch.arange(pattern.keys, device=first.device) >= first[:, None])
-        first = int(first.min())
-    pattern = without_unseen(pattern, first)
-    padding = padding[:, pattern.unseen :]
-    is_padded = not padding.all()
-    if is_padded:
-        refuse_holes(padding, pattern, kv_offset, chunk_starts)
-    return Mask.of(padding, pattern, is_padded)
+        return without_padding(pattern, place, batch_size, device)
+    return with_padding(pattern, place, attention_mask.bool(), chunk_starts)
 
 
-def pattern_of(mask_function, q_length, kv_length, q_offset, kv_offset):
-    """The pattern over all keys, and the position where each row's first chunk starts."""
-    parts = describe(mask_function)
-    chunk_starts, restarts = parts.pop("left_padding", None), parts.pop("restarts", False)
-    keys = kv_length
-    if parts.get("causal"):
-        keys = min(kv_length, q_offset + q_length - kv_offset)
-    pattern = Pattern(q_length, kv_length, keys, **parts)
-    if pattern.depends_on_position() and q_offset + q_length != kv_offset + keys:
-        raise Unsupported(
-            f"attention_mask: expected {q_length} queries that end where the {keys} keys end, got "
-            f"queries from position {q_offset} and keys from {kv_offset}; "
-            'attn_implementation="sdpa" takes any mask'
-        )
-    if pattern.chunk and pattern.sequences is not None and not restarts:  # Transformers 4
-        raise Unsupported(
-            "attention_mask: expected chunks that every packed sequence counts anew, got some that "
-            'go on from one to the next; attn_implementation="sdpa" takes any mask'
-        )
-    return pattern, chunk_starts
+def booleans(**given):
+    """(batch, 1, queries, keys): True where a query sees a key. What Transformers makes for
+    scaled_dot_product_attention, always as a tensor."""
+    given |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return masking_utils.sdpa_mask(**given)
 
 
-def first_seen(pattern, kv_offset, chunk_starts):
-    """The first key that the first query sees; no later query sees an earlier one.
-
-    chunk_starts: the position from which chunks are counted, or (batch,) of them.
-    """
-    own = pattern.keys - pattern.queries  # the first query's own key
-    if pattern.chunk:
-        return own - (own + kv_offset - chunk_starts) % pattern.chunk
-    return own - pattern.window[0] if pattern.window[0] >= 0 else 0
+def is_tracing():
+    """Whether nobody may ask the device: for torch.compile, torch.export and CUDA graphs."""
+    return torch.compiler.is_compiling() or (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    )
 
 
-def without_unseen(pattern, first):
-    """The pattern of the keys from `first` on. A single query sees them all, so that no padding
-    between them, as after prompts that were padded on the right, can change what it sees."""
-    pattern = pattern._replace(unseen=max(first, 0))
-    if pattern.queries == 1 and pattern.causal:
+class Place(NamedTuple):
+    """Where the queries stand among the keys: numbers, or tensors of one over a static cache."""
+
+    own: "int | torch.Tensor"  # the first query's key
+    keys: "int | torch.Tensor"  # that exist
+    kv_offset: int  # the position of the first key
+
+    @staticmethod
+    def of(pattern, q_offset, kv_offset):
+        own = q_offset - kv_offset
+        keys = own + pattern.queries if pattern.causal else pattern.length
+        if isinstance(own, torch.Tensor) or not pattern.depends_on_position():
+            return Place(own, keys, kv_offset)
+        if own + pattern.queries != keys or keys > pattern.length:
+            raise Unsupported(
+                f"attention_mask: expected {pattern.queries} queries that end where the "
+                f"{pattern.length} keys end, got queries from position {q_offset} and keys from "
+                f'{kv_offset}; attn_implementation="fa3_flex" takes any mask'
+            )
+        return Place(own, keys, kv_offset)
+
+    def first_seen(self, pattern, chunk_starts):
+        """The first key that the first query sees; no later query sees an earlier one.
+
+        chunk_starts: the position from which chunks are counted, or (batch,) of them.
+        """
+        if pattern.chunk:
+            return self.own - (self.own + self.kv_offset - chunk_starts) % pattern.chunk
+        return self.own - pattern.window[0] if pattern.window[0] >= 0 else 0
+
+
+def without_padding(pattern, place, batch, device):
+    begin = place.first_seen(pattern, 0) if pattern.chunk else 0
+    if not isinstance(place.own, torch.Tensor) and begin == 0:
+        return Mask(pattern, batch)
+    begin, end = (
+        x.expand(batch) if isinstance(x, torch.Tensor) else torch.full((batch,), x, device=device)
+        for x in (begin, place.keys)
+    )
+    return between(pattern, place, begin, end)
+
+
+def with_padding(pattern, place, tokens, chunk_starts):
+    """tokens: (batch, positions), False where there is padding."""
+    before, tokens = tokens.tensor_split([place.kv_offset], dim=1)
+    tokens = tokens[:, : pattern.length]
+    if missing := pattern.length - tokens.shape[1]:
+        tokens = torch.nn.functional.pad(tokens, (0, missing))
+    key = torch.arange(pattern.length, device=tokens.device)
+    first = place.first_seen(pattern, chunk_starts)
+    first = first.reshape(-1, 1) if isinstance(first, torch.Tensor) else first
+    seen = tokens & (key < place.keys) & (key >= first)
+    end = (key + 1).mul(seen).amax(1)
+    begin = torch.minimum(seen.int().argmax(1), end)
+    has_holes = (end - begin != seen.sum(1)).any()
+    if is_tracing():
+        torch._assert_async(~has_holes, HOLES_IN_A_GRAPH)
+        return between(pattern, place, begin, end)
+    is_full = (tokens | (key >= place.keys)).all() & before.all()
+    has_holes, is_full = torch.stack((has_holes, is_full)).tolist()
+    if is_full:
+        return without_padding(pattern, place, len(tokens), tokens.device)
+    return with_holes(pattern, place, seen) if has_holes else between(pattern, place, begin, end)
+
+
+HOLES_IN_A_GRAPH = (
+    "fa3: attention_mask: expected padding only before and after the tokens of a sequence in "
+    "torch.compile; move it there, or run the model without torch.compile"
+)
+
+
+def between(pattern, place, begin, end):
+    """The mask of rows that see their keys begin to end - 1. Where positions matter, queries and
+    keys are the same tokens."""
+    queries = Rows()
+    if pattern.depends_on_position():
+        queries = Rows(*((x - place.own).clamp(0, pattern.queries).int() for x in (begin, end)))
+    return Mask(pattern, len(begin), queries, Rows(begin.int(), end.int()))
+
+
+def with_holes(pattern, place, seen):
+    """The mask of tokens with padding between them, which moves up to the tokens before it."""
+    if pattern.queries == 1 and pattern.causal:  # sees them all
         pattern = pattern._replace(window=(-1, -1), chunk=0)
-    return pattern
-
-
-def refuse_holes(padding, pattern, kv_offset, chunk_starts):
-    """Padding is taken out, so that what follows it moves up: windows would reach too far, and
-    chunks end too late."""
-    if pattern.window == (-1, -1) and not pattern.chunk:
-        return
-    begins = padding[:, 1:] & ~padding[:, :-1]
-    moves = begins.sum(dim=1) + padding[:, 0] > 1
-    if pattern.chunk:
-        begin = padding.int().argmax(dim=1) + pattern.unseen + kv_offset
-        moves |= padding.any(dim=1) & ((begin - chunk_starts) % pattern.chunk != 0)
-    if moves.any():
+    if pattern.window != (-1, -1) or pattern.chunk:
         raise Unsupported(
             "attention_mask: expected no padding between the tokens of a sequence where a sliding "
-            'window or chunks count them; pad on the left, or use attn_implementation="sdpa"'
+            'window or chunks count them; pad on the left, or use attn_implementation="fa3_flex"'
         )
+    queries = Rows()
+    if pattern.causal and pattern.queries > 1:
+        own = place.own + torch.arange(pattern.queries, device=seen.device)
+        queries = moved_up(seen[:, own])
+    return Mask(pattern, len(seen), queries, moved_up(seen))
+
+
+def moved_up(seen):
+    order = seen.logical_not().byte().argsort(dim=1, stable=True)
+    end = seen.sum(1, dtype=torch.int32)
+    return Rows(torch.zeros_like(end), end, order)
+
+
+def lengths_of_sequences(sequences):
+    """Arguments of fa3.attention for sequences that are packed; None where each row is one.
+
+    sequences: (batch, rows), a number that changes where the next sequence begins.
+    """
+    begins = torch.ones_like(sequences, dtype=torch.bool)
+    begins[:, 1:] = sequences[:, 1:] != sequences[:, :-1]
+    batch, rows = sequences.shape
+    if is_tracing():
+        ends, longest = ends_without_asking(begins), rows
+    else:
+        starts = begins.flatten().nonzero().flatten()
+        if len(starts) == batch:
+            return None
+        ends = torch.nn.functional.pad(starts, (0, 1), value=begins.numel()).int()
+        longest = int(ends.diff().max())
+    return packed_lengths(ends, ends, longest, longest)
+
+
+def ends_without_asking(begins):
+    """cu_seqlens with room for one sequence of 16 tokens on average, the last ones empty."""
+    batch, rows = begins.shape
+    total = begins.numel()
+    most = min(total, batch * max(8, rows // 16))
+    place = torch.arange(total, dtype=torch.int32, device=begins.device)
+    starts = torch.where(begins.flatten(), place, total).sort().values
+    torch._assert_async(begins.sum() <= most, SHORT_SEQUENCES_IN_A_GRAPH)
+    return torch.nn.functional.pad(starts[:most], (0, 1), value=total)
+
+
+SHORT_SEQUENCES_IN_A_GRAPH = (
+    "fa3: position_ids: expected packed sequences of 16 tokens on average in torch.compile; pass "
+    "cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k"
+)
+
+
+def packed_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+    return {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
+
+
+def refuse_shared_chunks(pattern, restarts):
+    if pattern.chunk and not restarts:  # Transformers 4
+        raise Unsupported(
+            "attention_mask: expected chunks that every packed sequence counts anew, got some that "
+            'go on from one to the next; attn_implementation="fa3_flex" takes any mask'
+        )
+
+
+def described(mask_function, queries, keys):
+    """The pattern over all keys; the numbers of packed sequences (batch | 1, queries), or None, and
+    whether each counts positions from its own beginning; where each row's first chunk starts."""
+    parts = describe(mask_function)
+    chunk_starts, restarts = parts.pop("left_padding", 0), parts.pop("restarts", False)
+    packed = parts.pop("packed", None)
+    return Pattern(queries, keys, keys, **parts), packed, restarts, chunk_starts
 
 
 def describe(mask_function):
     """The fields of a Pattern that a mask function of Transformers stands for. Beside a chunk also
-    `left_padding` (batch,), the position where the first one starts; and `restarts` where every
-    packed sequence counts from its own beginning."""
+    `left_padding` (batch,), the position where the first one starts; of packed sequences `packed`,
+    their numbers, and `restarts` where each counts positions from its own beginning."""
     kind = mask_function.__qualname__.split(".")[0]
     cells = mask_function.__closure__ or ()
     names = mask_function.__code__.co_freevars
@@ -196,8 +393,7 @@ def describe(mask_function):
     if kind == "chunked_overlay":
         return {"chunk": held["chunk_size"], "left_padding": held["left_padding"]}
     if kind == "packed_sequence_mask_function":
-        numbers = held["packed_sequence_mask"]  # of a single sequence too in Transformers 4
-        return {"sequences": numbers} if (numbers[:, -1] != numbers[:, 0]).any() else {}
+        return {"packed": held["packed_sequence_mask"]}
     if kind == "remap_positions_for_packed_sequence":
         return {**describe(held["mask_function"]), "restarts": True}
     if kind == "and_masks":
@@ -207,5 +403,5 @@ def describe(mask_function):
             return {name: value for part in parts for name, value in part.items()}
     raise Unsupported(
         f"attention_mask: expected a causal, bidirectional, sliding window or packed mask, got "
-        f'{mask_function.__qualname__} of the model; attn_implementation="sdpa" takes any mask'
+        f'{mask_function.__qualname__} of the model; attn_implementation="fa3_flex" takes any mask'
     )

@@ -19,7 +19,7 @@ from fa3._options import (
     Options,
 )
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.torch import operators, textbook
+from fa3.torch import onnx, operators, textbook
 from fa3.torch.checks import (
     refuse_numbers_that_learn,
     refuse_other_than_tensor,
@@ -145,6 +145,8 @@ def attend(q, k, v, out, return_lse, options, generator=None):
         refuse_without_strides(q=q, k=k, v=v)
         if "torch.distributed.tensor" in sys.modules:
             learn_sharding(q)
+        if onnx.is_exporting():
+            return onnx.attention(q, k, v, options, return_lse)
     try:
         if out is not None:
             result = out, forward_out(q, k, v, out, *options)

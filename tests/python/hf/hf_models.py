@@ -84,13 +84,19 @@ SPARSE = {
 }
 OWN_MASK = {
     "bigbird_pegasus": {},
+    "bloom": {},
+    "codegen": {"rotary_dim": 8},
     "doge": {},
     "git": {},
     "layoutlm": {},
+    "led": {"attention_window": 4},
     "minimax_m3_vl_text": SPARSE,
+    "mpnet": {},
+    "mpt": {},
     "pixtral": {},
     "t5": {},
     "umt5": {},
+    "xglm": {},
 }
 
 PADDED = ("right", "left")
@@ -111,10 +117,12 @@ CALLS = {  # family: what its models are called with
     "own mask": (OWN_MASK, ("plain",)),
 }
 
+COMPUTES = "attention_mask: the model computes with its mask"
+STARTS_ANEW = "position_ids: they start anew"
 # (family, model type, call or None for each) -> words of the sentence
 REFUSED = {
-    ("own mask", "bigbird_pegasus", None): "attention_mask: the model computes with its mask",
-    ("own mask", "doge", None): "attention_mask: the model computes with its mask",
+    **{("own mask", name, None): COMPUTES for name in ("bigbird_pegasus", "bloom", "codegen")},
+    **{("own mask", name, None): COMPUTES for name in ("doge", "led", "mpnet", "mpt", "xglm")},
     ("own mask", "git", None): "attention_mask: .* got or_masks",
     ("own mask", "layoutlm", None): r"attention_mask: .* the model's own of shape \(2, 1, 1, 7\)",
     ("own mask", "minimax_m3_vl_text", None): "block_indices: expected None, got a tensor",
@@ -122,7 +130,12 @@ REFUSED = {
     ("own mask", "t5", None): "position_bias: expected None, got a tensor",
     ("own mask", "umt5", None): "position_bias: expected None, got a tensor",
     # Their eager attention lets packed sequences see each other: no mask of theirs knows of them.
-    ("sinks", "gpt_oss", "packed"): "position_ids: they start anew",
+    ("sinks", "gpt_oss", "packed"): STARTS_ANEW,
+}
+# By "fa3_flex": what is not added to scores and hides no key by itself.
+REFUSED_BY_FLEX = {
+    ("own mask", "minimax_m3_vl_text", None): "block_indices: expected None, got a tensor",
+    ("sinks", "gpt_oss", "packed"): STARTS_ANEW,
 }
 
 TINY = {
@@ -154,8 +167,8 @@ def every_call():
     ]
 
 
-def refusal(family, name, call):
-    return REFUSED.get((family, name, call)) or REFUSED.get((family, name, None))
+def refusal(family, name, call, refused=REFUSED):
+    return refused.get((family, name, call)) or refused.get((family, name, None))
 
 
 @functools.cache
@@ -172,6 +185,12 @@ def model(family, name, classes="MODEL_MAPPING", **changes):
         if "sink" in parameter_name:
             torch.nn.init.normal_(parameter)
     return made.float().eval()
+
+
+def use(model, implementation):
+    model.set_attn_implementation(implementation)
+    # Transformers only warns where a model computes its attention itself.
+    model.config._attn_implementation = implementation
 
 
 def tiny(config):

@@ -283,36 +283,51 @@ def test_models_train_with_dropout(padded):
 
 MOVED = {
     "to": lambda made: made.to("cpu", torch.bool),
-    "bool": torch.Tensor.bool,
+    "bool": lambda made: made.bool(),
     "clone": lambda made: made.clone(memory_format=torch.contiguous_format),
-    "contiguous": torch.Tensor.contiguous,
-    "detach": torch.Tensor.detach,
-    "another device": lambda made: made.to("meta"),
+    "contiguous": lambda made: made.contiguous(),
+    "detach": lambda made: made.detach(),
+    "another device": lambda made: made.to(device="meta"),
     "view": lambda made: made.view(2, -1),
 }
 
 
-@pytest.mark.parametrize("move", MOVED.values(), ids=MOVED)
+def left_padded_mask():
+    return mask.attention_mask(
+        2,
+        q_length=3,
+        kv_length=3,
+        mask_function=transformers.masking_utils.causal_mask_function,
+        attention_mask=torch.tensor([[False, True, True], [True, True, True]]),
+    )
+
+
+@pytest.mark.parametrize("move", MOVED)
 def test_a_mask_is_moved_and_copied_with_its_meaning(move):
-    pattern = mask.Pattern(queries=2, length=3, keys=3, causal=True)
-    part = torch.ones(2, 4, dtype=torch.bool)[:, :3]  # not contiguous, as with padding
-    moved = move(mask.Mask.of(part, pattern, is_padded=False))
-    assert moved.pattern == pattern and not moved.is_padded
+    made = left_padded_mask()
+    moved = MOVED[move](made)
+    assert moved.pattern == made.pattern
+    if move == "another device":
+        assert moved.keys.begin.device.type == moved.queries.end.device.type == "meta"
+    else:
+        assert [moved.keys.begin.tolist(), moved.keys.end.tolist()] == [[1, 0], [3, 3]]
 
 
 COMPUTED = {
     "part": lambda made: made[:, :1],
     "negation": lambda made: ~made,
+    "sum": lambda made: 1.0 - made,
+    "function": lambda made: torch.zeros(2, 3).masked_fill(made, 1.0),
     "other shape": lambda made: made.view(3, 2),
+    "size": lambda made: made.size() == (2, 1, 3, 3),
     "numbers": lambda made: made.to(torch.float32),
 }
 
 
 @pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
-def test_a_mask_that_a_model_computes_has_no_meaning(compute):
-    pattern = mask.Pattern(queries=2, length=3, keys=3, causal=True)
-    made = mask.Mask.of(torch.ones(2, 3, dtype=torch.bool), pattern, is_padded=False)
-    assert compute(made).pattern is None
+def test_a_model_that_computes_with_its_mask_is_sent_to_fa3_flex(compute):
+    with pytest.raises(fa3.Unsupported, match='computes with its mask.*"fa3_flex" does'):
+        compute(left_padded_mask())
 
 
 def test_an_old_transformers_is_an_import_error(monkeypatch):

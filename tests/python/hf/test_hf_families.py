@@ -35,13 +35,15 @@ def calls(one_thread):
 )
 def test_fa3_equals_eager_or_says_why_not(calls, family, name, call):
     model = hf_models.model(family, name)
-    model.set_attn_implementation("eager")
+    hf_models.use(model, "eager")
     expected = hf_models.outputs(model, call)
-    model.set_attn_implementation(hf.NAME)
+    hf_models.use(model, hf.NAME)
     words = hf_models.refusal(family, name, call)
     if words is not None:
-        with pytest.raises(fa3.Unsupported, match=words):
+        with pytest.raises(fa3.Unsupported, match=words) as refused:
             hf_models.outputs(model, call)
+        is_taken = hf_models.refusal(family, name, call, hf_models.REFUSED_BY_FLEX) is None
+        assert ('"fa3_flex"' in str(refused.value)) == is_taken
         return
     actual = hf_models.outputs(model, call)
     assert calls

@@ -17,13 +17,8 @@ from fa3 import hf  # noqa: E402
 
 NAME = hf.flex.NAME
 
-# What is not added to scores and hides no key by itself.
-REFUSED = {
-    ("own mask", "doge", None): "attention_mask: the model computes with its mask",
-    ("own mask", "minimax_m3_vl_text", None): "block_indices: expected None, got a tensor",
-    ("sinks", "gpt_oss", "packed"): "position_ids: they start anew",
-}
-OWN_ATTENTION = {"git"}  # no layer asks for an implementation: the mask alone is fa3's
+# No layer asks for an implementation: the mask alone is fa3's.
+OWN_ATTENTION = {"bloom", "codegen", "git", "led", "mpnet", "mpt", "xglm"}
 
 
 @pytest.fixture
@@ -45,16 +40,16 @@ def calls(one_thread):
 )
 def test_fa3_flex_equals_eager_or_says_why_not(calls, family, name, call):
     model = hf_models.model(family, name)
-    model.set_attn_implementation("eager")
+    hf_models.use(model, "eager")
     expected = hf_models.outputs(model, call)
-    model.set_attn_implementation(NAME)
-    words = REFUSED.get((family, name, call)) or REFUSED.get((family, name, None))
+    hf_models.use(model, NAME)
+    words = hf_models.refusal(family, name, call, hf_models.REFUSED_BY_FLEX)
     if words is not None:
         with pytest.raises(fa3.Unsupported, match=words):
             hf_models.outputs(model, call)
         return
     actual = hf_models.outputs(model, call)
-    assert calls or name in OWN_ATTENTION
+    assert bool(calls) == (name not in OWN_ATTENTION)
     scale = expected.abs().max().item()
     torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6 * scale)
 
@@ -167,7 +162,7 @@ def test_what_it_cannot_do_is_refused_by_name():
         with pytest.raises(fa3.Unsupported, match=words):
             hf.flex.attention_forward(Layer(), q, k, v, attention_mask, **call)
 
-    refused("dropout: expected 0", softcap=2.0, dropout=0.1)
+    refused("dropout: expected 0 beside scores of the model's own", softcap=2.0, dropout=0.1)
     refused("block_indices: expected None", block_indices=torch.zeros(1))
     refused(r"attention_mask: expected \(batch", mask[..., :30])
     refused(r"attention_mask: expected \(batch", mask[0, 0])
