@@ -24,7 +24,7 @@ if Version(transformers.__version__).release < (4, 57):
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from fa3.hf import flash, flex
+from fa3.hf import flash, flex, tables
 from fa3.hf.attention import attention_forward
 from fa3.hf.mask import attention_mask
 
@@ -43,3 +43,4 @@ AttentionMaskInterface.register(flex.NAME, flex.attention_mask)
 if VERSION >= (5, 5):
     register(flash.NAME)
     flash.provide_functions()
+tables.watch({NAME, flash.NAME, flex.NAME})

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
 import hf_models  # noqa: E402
-from transformers import AttentionInterface  # noqa: E402
+from transformers import CONFIG_MAPPING, AttentionInterface, AutoModel  # noqa: E402
 
 from fa3 import hf  # noqa: E402
 
@@ -49,3 +49,34 @@ def test_fa3_equals_eager_or_says_why_not(calls, family, name, call):
     assert calls
     scale = expected.abs().max().item()
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6 * scale)
+
+
+TABLES = {
+    "falcon": "expected 'eager' or 'sdpa' or .*; 'sdpa' calls fa3 after fa3.torch.enable_sdpa",
+    "gpt_neo": "expected 'eager' or .*; 'flash_attention_2' calls fa3 .* `fa3 adopt --flash-attn`",
+    "gptj": "expected 'eager' or .*; 'flash_attention_2' calls fa3 .* `fa3 adopt --flash-attn`",
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("implementation", ["fa3", "flash_fa3", "fa3_flex"])
+def test_layers_from_a_table_of_classes_are_refused_with_a_way_to_fa3(name, implementation):
+    config = CONFIG_MAPPING[name]()
+    config.num_hidden_layers = 1
+    with pytest.raises(fa3.Unsupported, match=TABLES[name].replace("'", '"')):
+        AutoModel.from_config(config, attn_implementation=implementation)
+
+
+def test_falcon_runs_on_fa3_by_the_switch_of_sdpa(one_thread):
+    config = CONFIG_MAPPING["falcon"](
+        vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
+    )
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config, attn_implementation="eager").eval()
+    inputs = hf_models.inputs_for(model, "left")
+    expected = model(**inputs).last_hidden_state
+    model.config._attn_implementation = "sdpa"
+    with fa3.torch.sdpa(), torch.no_grad():
+        actual = model(**inputs).last_hidden_state
+    kept = inputs["attention_mask"].bool()
+    torch.testing.assert_close(actual[kept], expected[kept], rtol=0, atol=3e-6)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose layers Transformers takes from a table of classes: Falcon, GPT-J, GPT-Neo, ...
+
+No function can be registered for them. A table is replaced before a model of its module is made, so
+that a name of fa3 raises fa3.Unsupported with a way to fa3 where a dict raises KeyError.
+"""
+
+import functools
+import sys
+
+from transformers import PreTrainedModel
+
+from fa3.errors import Unsupported
+
+ENDING = "_ATTENTION_CLASSES"
+
+
+class Table(dict):
+    def __init__(self, classes, table):
+        super().__init__(classes)
+        self.table = table
+
+    def __missing__(self, name):
+        refuse(name, self.table, self)
+
+
+def refuse(name, table, classes):
+    if "sdpa" in classes:
+        advice = '"sdpa" calls fa3 after fa3.torch.enable_sdpa()'
+    elif "flash_attention_2" in classes:
+        advice = '"flash_attention_2" calls fa3 on a GPU after `fa3 adopt --flash-attn`'
+    else:
+        advice = '"eager" runs this model'
+    known = " or ".join(f'"{x}"' for x in classes)
+    raise Unsupported(
+        f"attn_implementation: expected {known}, which Transformers has in {table} for this model, "
+        f'got "{name}"; {advice}'
+    )
+
+
+def watch(names):
+    """Has tables replaced, of the module of a model that is made with one of these names."""
+    check = PreTrainedModel._check_and_adjust_attn_implementation
+
+    @functools.wraps(check)
+    def checked(self, attn_implementation, *arguments, **keywords):
+        if attn_implementation in names:
+            replace_tables(type(self), attn_implementation)
+        return check(self, attn_implementation, *arguments, **keywords)
+
+    PreTrainedModel._check_and_adjust_attn_implementation = checked
+
+
+def replace_tables(model, name):
+    module = sys.modules[model.__module__]
+    for table, classes in vars(module).copy().items():
+        if not table.endswith(ENDING) or not isinstance(classes, dict):
+            continue
+        is_flash = "flash" in name and "flash_attention_2" in classes
+        if is_flash and not hasattr(module, "_flash_attention_forward"):  # flash_attn is not here
+            refuse(name, table, classes)
+        setattr(module, table, Table(classes, table))
