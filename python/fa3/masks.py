@@ -3,7 +3,8 @@
 
 A BlockMask says of each block whether it is hidden, full, or seen in part, and has a bit for each
 pair of the last. The functions here make one from other forms, of NumPy arrays or of torch tensors
-on any device. On a GPU they wait for nothing unless asked to be `compact`.
+on any device; from_dense and from_block_map of JAX arrays too, also inside jax.jit. On a GPU they
+wait for nothing unless asked to be `compact`.
 """
 
 import itertools
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3 import _native
-from fa3._arrays import is_torch, refuse_masked
+from fa3._arrays import is_torch, library_of, refuse_masked
 from fa3.errors import InvalidArgument
 
 __all__ = [
@@ -156,7 +157,7 @@ def from_dense(mask, *, compact=False):
             f"mask: expected a boolean (b | 1, hq | 1, sq, sk) array, got {mask.dtype} of "
             f"{tuple(mask.shape)}"
         )
-    if mask.shape[2] > BLOCK and _strides(mask)[2] == 0:
+    if mask.shape[2] > BLOCK and _row_step(mask) == 0:
         blocks, bits = from_dense(mask[:, :, :BLOCK], compact=compact)
         return _made(_repeated(blocks, *_counts(mask.shape[2:3], BLOCK)), bits)
     rows = lambda first, end: mask[:, :, first:end]  # noqa: E731
@@ -199,14 +200,9 @@ def from_block_map(blocks, *, block=BLOCK):
         return _made(-_int32(blocks), None)
     if block != BLOCK // 2:
         raise InvalidArgument(f"block: expected 64 or 128 queries and keys, got {block}")
-    batch, heads, rows, columns = blocks.shape
-    xp = sys.modules["torch"] if is_torch(blocks) else np
-    if is_torch(blocks):
-        pad = sys.modules["torch"].nn.functional.pad
-        blocks = pad(blocks, (0, columns % 2, 0, rows % 2))
-    else:
-        blocks = np.pad(blocks, ((0, 0), (0, 0), (0, rows % 2), (0, columns % 2)))
-    fours = _blocks(blocks, 2).reshape(batch, heads, *_counts(blocks.shape[2:], 2), 4)
+    xp = _module_of(blocks)
+    fours = _blocks(_padded(blocks, 2), 2)
+    fours = fours.reshape(*fours.shape[:4], 4)
     # One set of bits for each of the 16 ways in which four quarters are seen.
     count = lambda first, end: _int32(xp.arange(first, end, **_like(blocks)))  # noqa: E731
     way = _int32((_int32(fours) << count(0, 4)).sum(-1))
@@ -355,14 +351,14 @@ def _from_rows(rows, shape, on, compact):
     entries, bits = [], []
     for first in range(0, num_q, step):
         end = min((first + step) * BLOCK, seqlen_q)
-        seen = _padded(rows(first * BLOCK, end))
+        seen = _padded(rows(first * BLOCK, end), BLOCK)
         seen = _blocks(seen, BLOCK)
         whole, some = seen.all((-1, -2)), seen.any((-1, -2))
         entries.append(_int32(some) - 2 * _int32(whole))  # 0, 1 or -1
         bits.append(_packed(seen))
     if not entries:
         return _made(_empty((batch, heads, 0, num_k), on), None)
-    xp = sys.modules["torch"] if is_torch(entries[0]) else np
+    xp = _module_of(entries[0])
     entries, bits = xp.concatenate(entries, 2), xp.concatenate(bits, 2)
     bits = bits.reshape(-1, BLOCK, WORDS)
     is_partial = (entries == 1).reshape(-1)
@@ -375,8 +371,18 @@ def _from_rows(rows, shape, on, compact):
     return _made(xp.where(entries == 1, numbers, entries), bits)
 
 
-def _strides(array):
-    return array.stride() if is_torch(array) else array.strides
+def _module_of(array):
+    """torch, jax.numpy or NumPy, of which the array is."""
+    if is_torch(array):
+        return sys.modules["torch"]
+    return sys.modules["jax.numpy"] if library_of(array) in ("jax", "jaxlib") else np
+
+
+def _row_step(mask):
+    """The stride along queries. Arrays of JAX have none: they are row-major."""
+    if is_torch(mask):
+        return mask.stride(2)
+    return mask.strides[2] if isinstance(mask, np.ndarray) else 1
 
 
 def _repeated(blocks, rows):
@@ -390,12 +396,12 @@ def _counts(rows, block):
     return [-(-n // block) for n in rows]
 
 
-def _padded(seen):
+def _padded(seen, block):
     """With whole blocks of rows and columns; what is added is not seen."""
-    rows, columns = (-n % BLOCK for n in seen.shape[2:])
+    rows, columns = (-n % block for n in seen.shape[2:])
     if is_torch(seen):
         return sys.modules["torch"].nn.functional.pad(seen, (0, columns, 0, rows))
-    return np.pad(seen, ((0, 0), (0, 0), (0, rows), (0, columns)))
+    return _module_of(seen).pad(seen, ((0, 0), (0, 0), (0, rows), (0, columns)))
 
 
 def _blocks(seen, block):
@@ -409,8 +415,8 @@ def _blocks(seen, block):
 def _packed(seen):
     """Boolean (..., 128, 128) as bits, int32 (..., 128, 4)."""
     if not is_torch(seen):
-        packed = np.packbits(seen, axis=-1, bitorder="little")
-        return np.ascontiguousarray(packed).view("<i4")
+        packed = _module_of(seen).packbits(seen, axis=-1, bitorder="little")
+        return packed.copy().view("<i4")
     torch = sys.modules["torch"]
     shifts = torch.arange(32, dtype=torch.int32, device=seen.device)
     words = seen.reshape(*seen.shape[:-1], WORDS, 32).to(torch.int32) << shifts

@@ -25,10 +25,9 @@ struct ElementType {
 };
 
 constexpr ElementType kElementTypes[] = {
-    {xla::DataType::float32, FA3_FLOAT32},
-    {xla::DataType::float16, FA3_FLOAT16},
-    {xla::DataType::bfloat16, FA3_BFLOAT16},
-    {xla::DataType::int32, FA3_INT32},
+    {xla::DataType::float32, FA3_FLOAT32},         {xla::DataType::float16, FA3_FLOAT16},
+    {xla::DataType::bfloat16, FA3_BFLOAT16},       {xla::DataType::float8_e4m3fn, FA3_FLOAT8_E4M3},
+    {xla::DataType::float8_e5m2, FA3_FLOAT8_E5M2}, {xla::DataType::int32, FA3_INT32},
 };
 
 // A call of XLA by names. Attributes "operands" and "results" name the buffers, in order and with
@@ -49,6 +48,12 @@ class FrameReader {
     const xla::Buffer* buffer = access == Access::read ? find(name, operands_, frame_.operands)
                                                        : find(name, results_, frame_.results);
     if (buffer == nullptr) return;
+    if (access == Access::write) {  // an operand of that name is what is written in place
+      const xla::Buffer* before = find(name, operands_, frame_.operands);
+      if (before != nullptr && before->data != buffer->data) {
+        return fail(name, "an operand that shares the memory of its result");
+      }
+    }
     const auto* found =
         std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
                      [&](const ElementType& known) { return known.type == buffer->dtype; });
@@ -275,6 +280,8 @@ constexpr Handler kHandlers[] = {
     {"fa3_forward", "CUDA", handle<Forward, FA3_CUDA>},
     {"fa3_backward", "cpu", handle<Backward, FA3_CPU>},
     {"fa3_backward", "CUDA", handle<Backward, FA3_CUDA>},
+    {"fa3_append", "cpu", handle<Append, FA3_CPU>},
+    {"fa3_append", "CUDA", handle<Append, FA3_CUDA>},
 };
 
 }  // namespace

@@ -280,31 +280,13 @@ PyObject* merge(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return check(status) ? Py_NewRef(Py_None) : nullptr;
 }
 
-// append(k_cache, v_cache, k, v, ..., num_threads): in the order below
+// append(k_cache, v_cache, k, v, ..., num_threads): in the order of passes.h
 PyObject* append(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
   Reader read(arguments, count, &borrowed);
   fa3_append_params params;
-  fa3_append_params_init(&params);
-  read.tensor("k_cache", Access::write, &params.k_cache);
-  read.tensor("v_cache", Access::write, &params.v_cache);
-  read.tensor("k", Access::read, &params.k);
-  read.tensor("v", Access::read, &params.v);
-  read.tensor("cu_seqlens_new", Access::read, &params.cu_seqlens_new);
-  read.tensor("seqused", Access::read, &params.seqused);
-  read.tensor("page_table", Access::read, &params.page_table);
-  read.tensor("batch_index", Access::read, &params.batch_index);
-  read.tensor("rotary_cos", Access::read, &params.rotary_cos);
-  read.tensor("rotary_sin", Access::read, &params.rotary_sin);
-  read.tensor("first_position", Access::read, &params.first_position);
-  read.tensor("q", Access::read, &params.q);
-  read.tensor("q_rotated", Access::write, &params.q_rotated);
-  read.tensor("cu_seqlens_q", Access::read, &params.cu_seqlens_q);
-  read.tensor("k_descale", Access::read, &params.k_descale);
-  read.tensor("v_descale", Access::read, &params.v_descale);
-  read.flag("rotary_interleaved", &params.rotary_interleaved);
-  read.flag("queries_share_position", &params.queries_share_position);
-  read.integer("num_threads", &params.num_threads);
+  Append::init(&params);
+  Append::read(&read, &params);
   if (!read.done()) return nullptr;
   fa3_status status = FA3_OK;
   Py_BEGIN_ALLOW_THREADS;

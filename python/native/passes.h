@@ -133,4 +133,36 @@ struct Backward {
   static const fa3_tensor& first(const Params& params) { return params.q; }
 };
 
+// New rows of a cache. A call of XLA has the caches as operands too, whose memory is the results'.
+struct Append {
+  using Params = fa3_append_params;
+  static constexpr auto init = fa3_append_params_init;
+  static fa3_status run_within(const Params* params, void*, size_t, void* stream) {
+    return fa3_append(params, stream);
+  }
+
+  template <class Reader>
+  static void read(Reader* read, Params* params) {
+    read->tensor("k_cache", Access::write, &params->k_cache);
+    read->tensor("v_cache", Access::write, &params->v_cache);
+    read->tensor("k", Access::read, &params->k);
+    read->tensor("v", Access::read, &params->v);
+    read->tensor("cu_seqlens_new", Access::read, &params->cu_seqlens_new);
+    read->tensor("seqused", Access::read, &params->seqused);
+    read->tensor("page_table", Access::read, &params->page_table);
+    read->tensor("batch_index", Access::read, &params->batch_index);
+    read->tensor("rotary_cos", Access::read, &params->rotary_cos);
+    read->tensor("rotary_sin", Access::read, &params->rotary_sin);
+    read->tensor("first_position", Access::read, &params->first_position);
+    read->tensor("q", Access::read, &params->q);
+    read->tensor("q_rotated", Access::write, &params->q_rotated);
+    read->tensor("cu_seqlens_q", Access::read, &params->cu_seqlens_q);
+    read->tensor("k_descale", Access::read, &params->k_descale);
+    read->tensor("v_descale", Access::read, &params->v_descale);
+    read->flag("rotary_interleaved", &params->rotary_interleaved);
+    read->flag("queries_share_position", &params->queries_share_position);
+    read->integer("num_threads", &params->num_threads);
+  }
+};
+
 }  // namespace fa3::python

@@ -55,6 +55,8 @@ enum class DataType : int32_t {
   float32 = 11,
   float64 = 12,
   bfloat16 = 16,
+  float8_e5m2 = 19,
+  float8_e4m3fn = 20,
 };
 
 // Row-major.

@@ -15,6 +15,8 @@ from fa3.errors import Unsupported
 if not hasattr(jax, "shard_map"):
     raise Unsupported(f"fa3.jax: expected JAX 0.7 or later, got JAX {jax.__version__}")
 
+from fa3.jax.cache import append
+from fa3.jax.dot_product import dot_product_attention
 from fa3.jax.vjp import attention
 
-__all__ = ["attention"]
+__all__ = ["append", "attention", "dot_product_attention"]

@@ -2,9 +2,10 @@
 from typing import Literal, overload
 
 import jax
+from jax.typing import ArrayLike
 from typing_extensions import Unpack
 
-from fa3.ops import OptionsOfBothPasses
+from fa3.ops import Options
 
 @overload
 def attention(
@@ -13,7 +14,8 @@ def attention(
     v: jax.Array,
     *,
     return_lse: Literal[False] = False,
-    **options: Unpack[OptionsOfBothPasses[jax.Array]],
+    bias: jax.Array | None = None,
+    **options: Unpack[Options[jax.Array]],
 ) -> jax.Array: ...
 @overload
 def attention(
@@ -22,7 +24,8 @@ def attention(
     v: jax.Array,
     *,
     return_lse: Literal[True],
-    **options: Unpack[OptionsOfBothPasses[jax.Array]],
+    bias: jax.Array | None = None,
+    **options: Unpack[Options[jax.Array]],
 ) -> tuple[jax.Array, jax.Array]: ...
 @overload
 def attention(
@@ -31,5 +34,75 @@ def attention(
     v: jax.Array,
     *,
     return_lse: bool,
-    **options: Unpack[OptionsOfBothPasses[jax.Array]],
+    bias: jax.Array | None = None,
+    **options: Unpack[Options[jax.Array]],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: Literal[False] = False,
+) -> jax.Array: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+def append(
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    seqused: jax.Array,
+    cu_seqlens_new: jax.Array | None = None,
+    page_table: jax.Array | None = None,
+    batch_index: jax.Array | None = None,
+    rotary_cos: jax.Array | None = None,
+    rotary_sin: jax.Array | None = None,
+    rotary_interleaved: bool = False,
+    first_position: jax.Array | None = None,
+    q: jax.Array | None = None,
+    cu_seqlens_q: jax.Array | None = None,
+    queries_share_position: bool = False,
+    k_descale: jax.Array | None = None,
+    v_descale: jax.Array | None = None,
+    num_threads: int = 0,
+) -> tuple[jax.Array, ...]: ...

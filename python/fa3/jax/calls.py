@@ -15,7 +15,8 @@ from fa3._options import BOTH_PASSES, TYPES, Options
 DEVICE_TYPES = {"cpu": CPU, "cuda": 2}  # by JAX's names of platforms; fa3_device_type
 
 # Operands that are options, and all tensors of the compiled module's functions in their order.
-OPTION_TENSORS = [name for name in [*TYPES][: len(BOTH_PASSES)] if TYPES[name] == "Tensor?"]
+OPTION_TENSORS = [name for name in TYPES if TYPES[name] == "Tensor?"]
+NUM_OPTIONS = {"forward": len(TYPES), "backward": len(BOTH_PASSES)}
 TENSORS = {
     "forward": ("q", "k", "v", "out", "lse"),
     "backward": ("do", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv", "dsink"),
@@ -23,8 +24,9 @@ TENSORS = {
 WORKSPACE_SIZE = {"forward": _native.forward_workspace, "backward": _native.backward_workspace}
 
 # Extents by letter: b sequences; i and j rows of queries and keys; h and g query and key heads; d
-# and e head dims; n starts; w words. Packed tensors have no b, and beside them it is called s:
-# their sequences are not independent extents of a call, which could be cut or be more.
+# and e head dims; n starts; c entries of a cache. Capital letters are nowhere else, or of one
+# extent. Packed tensors have no b, and beside them it is called s: their sequences are not
+# independent extents of a call, which could be cut or be more.
 EXTENTS = {
     **dict.fromkeys(("q", "dq"), "bihd"),
     **dict.fromkeys(("k", "dk"), "bjgd"),
@@ -32,11 +34,19 @@ EXTENTS = {
     **dict.fromkeys(("out", "do"), "bihe"),
     **dict.fromkeys(("lse", "dlse"), "bhi"),
     **dict.fromkeys(("sink", "dsink"), "h"),
-    **dict.fromkeys(("seqused_q", "seqused_k"), "b"),
+    **dict.fromkeys(("seqused_q", "seqused_k", "batch_index", "left_padding"), "b"),
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "n"),
-    "dropout_seed": "w",
+    "dropout_seed": "W",
+    "block_mask": "bhAB",
+    "block_mask_bits": "CRS",
+    "page_table": "bM",
+    "q_descale": "bhD",
+    "k_descale": "bgE",
+    "v_descale": "bgF",
+    "k_mean": "bgd",
+    "v_mean": "bge",
 }
-OF_KEYS = ("k", "v", "dk", "dv")
+OF_QUERIES, OF_KEYS = ("q", "out", "lse", "do", "dlse", "dq"), ("k", "v", "dk", "dv")
 
 
 class Call(NamedTuple):
@@ -46,12 +56,14 @@ class Call(NamedTuple):
     operands: tuple[str, ...]
     results: tuple[str, ...]
     options: tuple[tuple[str, Any], ...]  # by their names in _options.py, without defaults
+    letters: tuple[tuple[str, str], ...]  # of tensors whose extents are not those of EXTENTS
 
     @classmethod
-    def of(cls, direction, operands, results, options):
-        """The call that takes these operands: one for all orders of their names."""
+    def of(cls, direction, arrays, results, options):
+        """The call that takes these arrays, by name: one for all orders of their names."""
         known = (*TENSORS[direction], *OPTION_TENSORS)
-        return cls(direction, tuple(x for x in known if x in operands), results, options)
+        operands = tuple(x for x in known if x in arrays)
+        return cls(direction, operands, results, options, tuple(letters_of(arrays).items()))
 
     def has_dropout(self):
         """Whether results depend on which sequence of the call, and which head, a row is of."""
@@ -59,11 +71,12 @@ class Call(NamedTuple):
 
     def extents(self, name):
         """The letters of a tensor's extents."""
-        letters = EXTENTS[name]
+        letters = dict(self.letters).get(name, EXTENTS[name])
         if not any(cu in self.operands for cu in ("cu_seqlens_q", "cu_seqlens_k")):
             return letters
-        starts = "cu_seqlens_k" if name in OF_KEYS else "cu_seqlens_q"
-        is_packed = starts in self.operands and not name.startswith("seqused")
+        is_packed = ("cu_seqlens_q" in self.operands and name in OF_QUERIES) or (
+            "cu_seqlens_k" in self.operands and name in OF_KEYS
+        )
         return letters.replace("b", "" if is_packed else "s")
 
     def sizes(self, shapes):
@@ -87,10 +100,36 @@ class Call(NamedTuple):
         """What the library needs besides them on that platform; raises what it would refuse."""
         named = zip(self.operands + self.results, [*operands, *results], strict=True)
         views = {name: described(x.shape, x.dtype, platform) for name, x in named}
-        options = {name: views.get(name) for name in OPTION_TENSORS} | dict(self.options)
         tensors = [views.get(name) for name in TENSORS[self.direction]]
-        every_option = Options(**options)[: len(BOTH_PASSES)]
-        return WORKSPACE_SIZE[self.direction](*tensors, *every_option)
+        options = in_order_of(self.direction, views, dict(self.options))
+        return WORKSPACE_SIZE[self.direction](*tensors, *options)
+
+
+def letters_of(arrays):
+    """Letters of the tensors that have others than EXTENTS in a call of these arrays."""
+    found = {}
+    if "page_table" in arrays:
+        found |= {"k": "PTgd", "v": "PTge"}
+    if "batch_index" in arrays:
+        found |= {"page_table": "cM"} if "page_table" in arrays else {"k": "cjgd", "v": "cjge"}
+    mask = arrays.get("block_mask")
+    if mask is not None:  # an extent of 1 is for all
+        sequences, heads = (extent == 1 for extent in mask.shape[:2])
+        found["block_mask"] = ("Y" if sequences else "b") + ("Z" if heads else "h") + "AB"
+    for name in ("q_descale", "k_descale", "v_descale"):
+        scales = arrays.get(name)
+        if scales is not None:
+            letters = EXTENTS[name] if scales.ndim > 1 else "X"
+            if name == "q_descale" and scales.shape[1:2] == arrays["k"].shape[-2:-1]:
+                letters = letters.replace("h", "g")
+            found[name] = letters[: scales.ndim]
+    return found
+
+
+def in_order_of(direction, tensors, options):
+    """The options of a pass as the compiled module takes them. tensors: those of them, by name."""
+    given = {name: tensors[name] for name in OPTION_TENSORS if name in tensors} | options
+    return Options(**given)[: NUM_OPTIONS[direction]]
 
 
 def described(shape, dtype, platform="cpu"):

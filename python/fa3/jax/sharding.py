@@ -49,7 +49,8 @@ def result_types(*operands, call):
         if name[1:] in named:  # a gradient
             return named[name[1:]]
         shape = tuple(sizes[x] for x in call.extents(name))
-        dtype = jnp.dtype("float32") if name == "lse" else q.dtype
+        dtype = jnp.bfloat16 if q.dtype == jnp.float8_e4m3fn else q.dtype
+        dtype = jnp.dtype("float32" if name == "lse" else dtype)
         return q.update(shape=shape, dtype=dtype, sharding=NamedSharding(mesh, spec))
 
     return [*map(type_of, call.results, specs_of(call, call.results, axes))]

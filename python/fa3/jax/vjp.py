@@ -11,26 +11,20 @@ import numpy as np
 from fa3 import _native
 from fa3._arrays import no_array, refuse_masked
 from fa3._dropout import require_seed, words
-from fa3._options import (
-    BOTH_PASSES,
-    DEFAULTS,
-    OF_BOTH_PASSES,
-    PUBLIC_FORMS,
-    TYPES,
-    Options,
-    in_order,
-    takes_options,
-)
+from fa3._options import BOTH_PASSES, DEFAULTS, PUBLIC_FORMS, TYPES, in_order, takes_options
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.jax.calls import OPTION_TENSORS, Call, described
+from fa3.jax.bias import attend_with_bias, mask_of
+from fa3.jax.calls import OPTION_TENSORS, Call, described, in_order_of
 from fa3.jax.primitives import run
 from fa3.jax.sharding import vary_alike
+from fa3.masks import refuse_other_extents
 
-INPUT_TYPES = ("float32", "float16", "bfloat16")
+ONLY_FORWARD = [*TYPES][len(BOTH_PASSES) :]
+INPUT_TYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
-@takes_options(OF_BOTH_PASSES)
-def attention(q, k, v, *, return_lse=False, **options):
+@takes_options()
+def attention(q, k, v, *, return_lse=False, bias=None, **options):
     """fa3.attention for JAX, inside and outside of jax.jit: same arguments, shapes and results.
 
     Differentiable in q, k, v and sink, also through the LSE, by jax.grad and jax.vjp; works under
@@ -38,12 +32,22 @@ def attention(q, k, v, *, return_lse=False, **options):
     heads are computed where they are: the devices must divide the key heads, or be as many as
     divide the query heads of a single key head.
 
-    Arrays are q, k, v, sink, cu_seqlens, seqused and dropout_seed; everything else is a Python
-    value, known while the program is traced.
+    Arrays are q, k, v, bias, sink, cu_seqlens, seqused, dropout_seed, block_mask, page_table,
+    batch_index, left_padding, descales and means; everything else is a Python value, known while
+    the program is traced.
 
     Args:
-        q, k, v: as in fa3.attention: float32, float16 or bfloat16, no FP8, no caches.
+        q, k, v: as in fa3.attention.
         return_lse: also return the LSE.
+        bias: booleans that broadcast to (b, hq, sq, sk), True where a query sees a key, are a
+            block mask. 16- or 32-bit floats are added to the scores, behind the softcap and before
+            the mask, and are differentiable: XLA's operations compute such a call, one block of
+            queries at a time, and not the library. Beside them go causal, window, window_shift,
+            softcap, scale and seqused.
+        block_mask: a fa3.masks.BlockMask of NumPy or JAX arrays; fa3.masks.from_dense makes one
+            inside jax.jit too.
+        page_table, batch_index, left_padding, num_splits, descales: keys and values in a cache,
+            which fa3.jax.append writes. No gradients.
         max_seqlen_q, max_seqlen_k: with cu_seqlens on a GPU they are needed.
         dropout_p, dropout_seed: the seed is a key of JAX (jax.random.key or PRNGKey) of
             2 or 4 words, or (seed, offset). Each call needs one of its own, and within
@@ -60,13 +64,17 @@ def attention(q, k, v, *, return_lse=False, **options):
             host memory that lead out of their tensors.
     """
     require_seed(options)
-    if options.get("block_mask") is not None:
-        raise Unsupported(
-            "block_mask: expected None; compiled JAX programs have no block masks yet"
-        )
+    if bias is not None:
+        refuse_no_array(bias, "bias")
+        if bias.dtype != bool:
+            return attend_with_bias(q, k, v, bias, return_lse, options)
+        if options.get("block_mask") is not None:
+            raise Unsupported("bias: expected floats or None together with block_mask")
+        options["block_mask"] = mask_of(bias, q, k, options)
+    refuse_other_extents(options.get("block_mask"), q, k, options)
     if options.get("dropout_seed") is not None:
         options["dropout_seed"] = seed_words(options["dropout_seed"])
-    listed = in_order("attention", options, OF_BOTH_PASSES)
+    listed = in_order("attention", options)
     given = {
         name: value
         for name, value in zip(DEFAULTS, listed, strict=False)
@@ -136,12 +144,16 @@ def attend_backward(static, saved, cotangents):
 attend.defvjp(attend_forward, attend_backward)
 
 
+def refuse_no_array(array, name):
+    if not isinstance(array, (jax.Array, np.ndarray)):
+        raise no_array(array, name)
+    refuse_masked(array, name)
+
+
 def refuse_wrong_kinds(arrays, options):
     """Arrays that are none, and options that a compiled program would only know as it runs."""
     for name, array in arrays.items():
-        if not isinstance(array, (jax.Array, np.ndarray)):
-            raise no_array(array, name)
-        refuse_masked(array, name)
+        refuse_no_array(array, name)
     for name in ("q", "k", "v"):
         if str(arrays[name].dtype) not in INPUT_TYPES:
             raise InvalidArgument(
@@ -160,22 +172,27 @@ def refuse_wrong_kinds(arrays, options):
             )
 
 
-def views_of(arrays, options):
+def views_of(direction, arrays, options):
     """A call of tensors on the CPU, for questions that no device answers otherwise."""
     views = {name: described(array.shape, array.dtype) for name, array in arrays.items()}
-    tensors = [views.pop(name) for name in ("q", "k", "v")]
-    options = {**options, **views, "engine": 0}
-    return tensors, Options(**options)[: len(BOTH_PASSES)]
+    tensors = [views[name] for name in ("q", "k", "v")]
+    return tensors, in_order_of(direction, views, {**options, "engine": 0})
 
 
 def refuse_wrong_call(arrays, options):
     """Asks the library, which refuses a wrong call with its own sentence."""
-    tensors, every_option = views_of(arrays, options)
+    tensors, every_option = views_of("forward", arrays, options)
     _native.forward_plan(*tensors, None, None, *every_option)
 
 
 def refuse_without_gradient(arrays, options):
-    tensors, every_option = views_of(arrays, dict(options))
+    for name in (*arrays, *dict(options)):
+        if name in ONLY_FORWARD:
+            raise Unsupported(
+                f"{name}: expected None where gradients are taken; caches and quantized tensors "
+                "have none (jax.lax.stop_gradient)"
+            )
+    tensors, every_option = views_of("backward", arrays, dict(options))
     _native.backward_supported(*tensors, *every_option)
 
 

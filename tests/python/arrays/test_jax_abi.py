@@ -59,6 +59,8 @@ CONSTANTS = {
     "DataType::float32": "XLA_FFI_DataType_F32",
     "DataType::float64": "XLA_FFI_DataType_F64",
     "DataType::bfloat16": "XLA_FFI_DataType_BF16",
+    "DataType::float8_e5m2": "XLA_FFI_DataType_F8E5M2",
+    "DataType::float8_e4m3fn": "XLA_FFI_DataType_F8E4M3FN",
     "OperandType::buffer": "XLA_FFI_ArgType_BUFFER",
     "AttributeType::scalar": "XLA_FFI_AttrType_SCALAR",
     "AttributeType::string": "XLA_FFI_AttrType_STRING",

@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from jax_arrays import PACKED
 
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 jax = pytest.importorskip("jax", "0.7", reason="JAX 0.7 or later is not installed")
@@ -18,7 +19,8 @@ def f8(x):
 
 REFUSED = {
     "float64": (lambda q, k, v: {"q": q.astype(float)}, "^q: expected one of float32, .* float64"),
-    "float8": (lambda q, k, v: {"k": f8(k)}, "^k: expected one of .* got float8_e4m3fn"),
+    "float8": (lambda q, k, v: {"k": f8(k)}, "^v: expected the dtype of k, float8_e4m3, got"),
+    "integers": (lambda q, k, v: {"k": k.astype(np.int32)}, "^k: expected one of .* got int32"),
     "types": (lambda q, k, v: {"k": k.astype(np.float16)}, "^k: expected the dtype of q"),
     "no array": (lambda q, k, v: {"v": [1.0]}, "^v: expected an array"),
     "head dim": (lambda q, k, v: {"k": k[..., :8]}, "^k: expected the head dim of q = 16"),
@@ -40,7 +42,32 @@ REFUSED = {
         "^v: expected an array without a mask",
     ),
     "engine": (lambda q, k, v: {"engine": "hopper"}, "hopper|no engine"),
-    "pages": (lambda q, k, v: {"page_table": q}, "unexpected keyword argument 'page_table'"),
+    "pages": (lambda q, k, v: {"page_table": q}, "^page_table: expected rank 2"),
+    "slopes": (lambda q, k, v: {"alibi_slopes": q}, "unexpected keyword argument 'alibi_slopes'"),
+    "bias": (lambda q, k, v: {"bias": q}, r"^bias: expected a shape that broadcasts to \(b, hq"),
+    "integer bias": (
+        lambda q, k, v: {"bias": np.zeros((10, 11), np.int32)},
+        "^bias: expected floats or booleans, got int32",
+    ),
+    "bias and sink": (
+        lambda q, k, v: {"bias": np.zeros((10, 11), np.float32), "sink": q[0, 0, :, 0]},
+        "^sink: not together with a bias of floats",
+    ),
+    "booleans and a mask": (
+        lambda q, k, v: {
+            "bias": np.ones((10, 11), bool),
+            "block_mask": (np.ones((1, 1, 1, 1), np.int32), None),
+        },
+        "^bias: expected floats or None together with block_mask",
+    ),
+    "packed bias": (
+        lambda q, k, v: {"bias": np.ones((10, 11), bool), "cu_seqlens_k": PACKED["cu_seqlens_k"]},
+        "^bias: expected None together with cu_seqlens and page_table; pass booleans as block_mask",
+    ),
+    "mask of other extents": (
+        lambda q, k, v: {"block_mask": (np.ones((1, 1, 2, 1), np.int32), None)},
+        "^block_mask: expected one for",
+    ),
 }
 
 
