@@ -44,6 +44,12 @@ def main(arguments):
         help="also distribution flash-attn (FlashAttention-2)",
     )
     parser.add_argument(
+        "--ring-flash-attn",
+        action="store_true",
+        help="also distribution ring-flash-attn, over fa3.distributed; it needs no flash-attn, and "
+        "imports beside Transformers 5",
+    )
+    parser.add_argument(
         "--returns-tuple",
         action="store_true",
         help="flash_attn_3's functions return (out, lse), as they did in 2024: for Wan 2",
@@ -64,6 +70,7 @@ def main(arguments):
     )
     options = parser.parse_args(arguments)
     names = ["flash-attn-3"] + ["flash-attn"] * options.flash_attn
+    names += ["ring-flash-attn"] * options.ring_flash_attn
     try:
         if options.hub_kernel:
             if (options.hub_kernel / "build").exists():
@@ -113,7 +120,8 @@ def with_metadata(name, files):
     tops = sorted({Path(file).parts[0].removesuffix(".py") for file in files})
     metadata = {
         f"{folder}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {VERSIONS[name]}\n"
-        "Summary: The names of FlashAttention, answered by fa3 (written by fa3 adopt)\n",
+        "Summary: The names of FlashAttention, answered by fa3 (written by fa3 adopt)\n"
+        "Requires-Dist: fa3\n",
         f"{folder}/WHEEL": "Wheel-Version: 1.0\nGenerator: fa3\nRoot-Is-Purelib: true\n"
         "Tag: py3-none-any\n",
         f"{folder}/top_level.txt": "".join(f"{top}\n" for top in tops),

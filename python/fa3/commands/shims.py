@@ -1,16 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of the names of flash_attn, and of a hub kernel: path -> text. adopt.py writes them."""
 
+import functools
 import json
 
-VERSIONS = {"flash-attn-3": "3.0.0+fa3", "flash-attn": "2.8.3+fa3"}
+VERSIONS = {
+    "flash-attn-3": "3.0.0+fa3",
+    "flash-attn": "2.8.3+fa3",
+    "ring-flash-attn": "0.1.8+fa3",
+}
+RING_PARTS = (
+    *("ring_flash_attn", "ring_flash_attn_varlen", "llama3_flash_attn_varlen"),
+    *("zigzag_ring_flash_attn", "zigzag_ring_flash_attn_varlen"),
+)
 NOT_ATTENTION = ("layers", "losses", "models", "modules", "ops", "utils")
 
 NOTE = "# Written by fa3 adopt, removed by fa3 adopt --undo.\n"
 EVERY_NAME = (
     NOTE
     + """\
-from fa3.compat import {module} as answers
+try:
+    from fa3.compat import {module} as answers
+except ModuleNotFoundError as error:
+    if error.name != "fa3":
+        raise
+    raise ModuleNotFoundError(
+        __name__ + ": expected fa3, which answers here since fa3 adopt, but fa3 is not installed; "
+        "install fa3, or pip uninstall {distribution}",
+        name="fa3",
+    ) from None
 
 globals().update({{n: value for n, value in vars(answers).items() if not n.startswith("__")}})
 """
@@ -42,13 +60,21 @@ __all__ = [
 
 def modules(name, returns_tuple):
     """Path in site-packages -> text, for the modules of a distribution."""
+    every_name = functools.partial(EVERY_NAME.format, distribution=name)
     version = f'{NOTE}__version__ = "{VERSIONS[name]}"\n'
     if name == "flash-attn-3":
-        interface = EVERY_NAME.format(module="flash_attn_interface") + TUPLES * returns_tuple
+        interface = every_name(module="flash_attn_interface") + TUPLES * returns_tuple
         return {
             "flash_attn_interface.py": interface,
             "flash_attn_3/__init__.py": version,
             "flash_attn_3/flash_attn_interface.py": interface,
+        }
+    if name == "ring-flash-attn":
+        names = every_name(module="ring_flash_attn")
+        adapters = ("adapters/__init__", "adapters/hf_adapter")
+        return {
+            "ring_flash_attn/__init__.py": names + f'__version__ = "{VERSIONS[name]}"\n',
+            **{f"ring_flash_attn/{part}.py": names for part in (*RING_PARTS, *adapters)},
         }
     # FlashAttention-4 is flash_attn.cute: it may come from another folder.
     beside_others = (
@@ -65,9 +91,9 @@ def modules(name, returns_tuple):
     )
     return {
         "flash_attn/__init__.py": version + beside_others,
-        "flash_attn/flash_attn_interface.py": EVERY_NAME.format(module="flash_attn"),
-        "flash_attn/bert_padding.py": EVERY_NAME.format(module="bert_padding"),
-        "flash_attn_2_cuda.py": EVERY_NAME.format(module="flash_attn_2_cuda"),
+        "flash_attn/flash_attn_interface.py": every_name(module="flash_attn"),
+        "flash_attn/bert_padding.py": every_name(module="bert_padding"),
+        "flash_attn_2_cuda.py": every_name(module="flash_attn_2_cuda"),
         **{f"flash_attn/{part}/__init__.py": not_attention(part) for part in NOT_ATTENTION},
     }
 

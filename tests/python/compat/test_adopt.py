@@ -17,6 +17,7 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from fa3.commands import adopt, shims  # noqa: E402
 
 FA3_ALONE, BOTH = ["flash-attn-3"], ["flash-attn-3", "flash-attn"]
+EVERY = [*BOTH, "ring-flash-attn"]
 
 
 @pytest.fixture
@@ -102,6 +103,52 @@ def test_the_snippet_of_a_page_on_callers_runs(site, page, said, monkeypatch, ca
     for name in [name for name in sys.modules if name.startswith("flash_attn")]:
         del sys.modules[name]
     assert capsys.readouterr().out == said
+
+
+def test_ring_flash_attn_imports_beside_any_transformers(site, capsys):
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert command(capsys, "--into", site, "--ring-flash-attn")[0] == 0
+    said = ask(
+        site,
+        """
+import importlib.metadata
+import ring_flash_attn
+from ring_flash_attn import substitute_hf_flash_attn, zigzag_ring_flash_attn_varlen_qkvpacked_func
+from ring_flash_attn.adapters.hf_adapter import update_ring_flash_attn_params
+from ring_flash_attn.zigzag_ring_flash_attn import zigzag_ring_flash_attn_func
+from fa3.compat import ring_flash_attn as ours
+assert zigzag_ring_flash_attn_func is ours.zigzag_ring_flash_attn_func
+print(ring_flash_attn.__version__ == importlib.metadata.version("ring-flash-attn"))
+""",
+    )
+    assert said == "True\n"
+    assert command(capsys, "--into", site, "--undo")[0] == 0 and files_in(site) == []
+
+
+def test_the_names_depend_on_fa3_and_say_when_it_is_gone(site):
+    adopt.adopt(site, EVERY)
+    for found in importlib.metadata.distributions(path=[str(site)]):
+        assert found.requires == ["fa3"]
+    without_fa3 = """
+import sys
+class Gone:
+    def find_spec(name, *_):
+        if name == "fa3":
+            raise ModuleNotFoundError("No module named 'fa3'", name=name)
+sys.meta_path.insert(0, Gone)
+import flash_attn
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", without_fa3],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(site)},
+    )
+    assert re.search(
+        "ModuleNotFoundError: flash_attn.flash_attn_interface: expected fa3, .* but fa3 is not "
+        "installed; install fa3, or pip uninstall flash-attn\n$",
+        done.stderr,
+    ), done.stderr
 
 
 def test_undo_leaves_nothing_also_after_imports_and_a_second_adoption(site, capsys):
