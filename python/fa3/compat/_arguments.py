@@ -16,6 +16,8 @@ def unsupported(**reasons):
 
 
 def described(value):
+    if isinstance(value, list | tuple) and any(isinstance(x, torch.Tensor) for x in value):
+        return f"a {type(value).__name__} of tensors"
     return f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
 
 

@@ -55,10 +55,12 @@ def exported(module):
                 for name in (
                     "flash_attn",
                     "flash_attn_interface",
+                    "flash_attn_4",
                     "vllm",
                     "sglang",
                     "flash_mla",
                     "ring_flash_attn",
+                    "xformers",
                 )
             },
         ),

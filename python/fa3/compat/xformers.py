@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""xformers.ops.memory_efficient_attention by fa3: its arguments, with its own attn_bias objects.
+
+Objects of xformers.ops.fmha.attn_bias are known by the names of their classes, so that xformers
+need not be there. Paged and gappy keys are refused: fa3.attention takes page_table and seqused_k.
+"""
+
+import torch
+
+import fa3
+from fa3.compat._arguments import unsupported
+from fa3.errors import Unsupported
+
+__all__ = ["memory_efficient_attention"]
+
+# By class: whether causal, whether level at the first query and key (top-left; or at the last).
+DENSE = {
+    "LowerTriangularMask": (True, True),
+    "LowerTriangularMaskWithTensorBias": (True, True),
+    "LowerTriangularFromBottomRightMask": (True, False),
+    "LowerTriangularFromBottomRightLocalAttentionMask": (True, False),
+    "LocalAttentionFromBottomRightMask": (False, False),
+}
+PACKED = {
+    "BlockDiagonalMask": (False, False),
+    "BlockDiagonalCausalMask": (True, True),
+    "BlockDiagonalCausalFromBottomRightMask": (True, False),
+    "BlockDiagonalCausalLocalAttentionMask": (True, True),
+    "BlockDiagonalCausalLocalAttentionFromBottomRightMask": (True, False),
+    "BlockDiagonalPaddedKeysMask": (False, False),
+    "BlockDiagonalCausalWithOffsetPaddedKeysMask": (True, False),
+    "BlockDiagonalLocalAttentionPaddedKeysMask": (False, False),
+    "BlockDiagonalCausalLocalAttentionPaddedKeysMask": (True, False),
+}
+
+
+def memory_efficient_attention(
+    query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None
+):
+    """query (b, m, h, k), or (b, m, k), or (b, m, g, h, k) with g groups of h query heads.
+
+    attn_bias: a tensor that is added to the scores, or an object of xformers. op is accepted and
+    ignored.
+    """
+    unsupported(
+        output_dtype=(
+            output_dtype,
+            None if output_dtype != query.dtype else output_dtype,
+            "cast it",
+        )
+    )
+    q, k, v = grouped(query, key, value)
+    options = {"scale": scale, "dropout_p": p}
+    if attn_bias is None or isinstance(attn_bias, torch.Tensor):
+        options["bias"] = bias_of(attn_bias, query)
+        return fa3.attention(q, k, v, **options).reshape(*query.shape[:-1], v.shape[-1])
+    kind = type(attn_bias).__name__
+    if kind in DENSE:
+        causal, top_left = DENSE[kind]
+        options |= window_of(attn_bias, causal)
+        if top_left and q.shape[1] != k.shape[1]:
+            options |= {"causal": False, "window": (None, 0)}
+            options["window_shift"] = q.shape[1] - k.shape[1]
+        options["bias"] = bias_of(getattr(attn_bias, "_bias", None), query)
+        out = fa3.attention(q, k, v, **options)
+    elif kind in PACKED:
+        causal, top_left = PACKED[kind]
+        of_q, of_k = attn_bias.q_seqinfo, attn_bias.k_seqinfo
+        if top_left and of_q.seqstart_py != of_k.seqstart_py:
+            raise Unsupported(
+                f"attn_bias: expected queries and keys of equal lengths in {kind}, which is level "
+                "at the first ones, got others; use the class FromBottomRight"
+            )
+        options |= window_of(attn_bias, causal)
+        for side, info in (("q", of_q), ("k", of_k)):
+            options[f"cu_seqlens_{side}"] = info.seqstart.to(q.device)
+            options[f"max_seqlen_{side}"] = info.max_seqlen
+        if hasattr(of_k, "seqlen"):  # sequences are padded to a common length
+            options["seqused_k"] = of_k.seqlen.to(q.device)
+            options["max_seqlen_k"] = max(of_k.padding, of_k.max_seqlen)
+        if q.shape[0] != 1 or k.shape[0] != 1:
+            raise fa3.InvalidArgument(
+                f"query, key: expected a batch of 1 beside {kind}, got {q.shape[0]} and "
+                f"{k.shape[0]}"
+            )
+        out = fa3.attention(q[0], k[0], v[0], **options)[None]
+    else:
+        known = ", ".join((*DENSE, *PACKED))
+        raise Unsupported(f"attn_bias: expected a tensor or one of {known}, got {kind}")
+    return out.reshape(*query.shape[:-1], v.shape[-1])
+
+
+def grouped(query, key, value):
+    """As (b, m, heads, k); keys that are one for all heads of a group stay one."""
+    if query.ndim == 3:
+        return query[:, :, None], key[:, :, None], value[:, :, None]
+    if query.ndim != 5:
+        return query, key, value
+    is_shared = all(x.shape[3] == 1 or x.stride(3) == 0 for x in (key, value))
+    k, v = (x[:, :, :, 0] if is_shared else x.flatten(2, 3) for x in (key, value))
+    return query.flatten(2, 3), k, v
+
+
+def bias_of(tensor, query):
+    """A tensor as fa3.attention(bias=) takes it, (b, heads, m, n)."""
+    if tensor is None:
+        return None
+    if query.ndim == 3 and tensor.ndim == 3:
+        return tensor[:, None]
+    return tensor.flatten(1, 2) if tensor.ndim == 5 else tensor
+
+
+def window_of(bias, causal):
+    """causal and window of an object; its window counts the query's own key if it is causal."""
+    if hasattr(bias, "window_left"):
+        return {"causal": causal, "window": (bias.window_left, bias.window_right)}
+    size = getattr(bias, "_window_size", None)
+    return {"causal": causal, "window": (None, None) if size is None else (size - 1, None)}
