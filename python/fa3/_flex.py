@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.flex_attention: what it means. What it does is in fa3.flex, imported with the first call."""
 
+import sys
 import warnings
 
 from fa3 import _backends
@@ -10,7 +11,8 @@ from fa3.errors import InvalidArgument
 
 def load_flex():
     """Makes _backends.flex: functions that torch.compile leaves alone, wherever it is there."""
-    if _backends.flex is None or not _backends.flex.fits():
+    made = _backends.flex
+    if made is None or not (made.beside_compiler or "torch._dynamo" not in sys.modules):
         from fa3.flex import entry
 
         _backends.flex = entry.functions()

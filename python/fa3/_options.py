@@ -83,8 +83,32 @@ for line in FORWARD:
     TYPES[name], DEFAULTS[name] = kind, ast.literal_eval(default)
 
 IN_ORDER = tuple(DEFAULTS.values())
-Options = collections.namedtuple("Options", DEFAULTS, defaults=IN_ORDER)  # type: ignore[misc]
-Options.__doc__ = "Options by their names in the operators; those not given have their defaults."
+NAMES = tuple(DEFAULTS)
+
+
+class Options(collections.namedtuple("Options", NAMES, defaults=IN_ORDER)):  # type: ignore[misc]
+    """Options by their names in the operators; those not given have their defaults."""
+
+    __slots__ = ()
+
+    def given(self):
+        """As the compiled module takes them: up to the last that is not at its default."""
+        end = len(self)
+        while end and self[end - 1] is IN_ORDER[end - 1]:
+            end -= 1
+        return self[:end]
+
+    def around_block_mask(self):
+        """(the options before the block mask's two arrays, given() of those behind it)"""
+        place = NAMES.index("block_mask")
+        return self[:place], self.given()[place + 2 :]
+
+    def tensors(self):
+        """Those that have no numbers of the mask in them: inputs of both passes."""
+        return self[len(SCORES) : len(SCORES) + len(TENSORS)]
+
+    def with_tensors(self, tensors):
+        return self._replace(**dict(zip(NAMES[len(SCORES) :], tensors, strict=False)))
 
 
 def engine_id(name):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What tells a call from others, as bytes: fa3.flex looks up by them what it has decided for calls
-// that are alike (python/fa3/flex/prepared.py).
+// that are alike (python/fa3/flex/kept.py).
 #pragma once
 
 #include "tensor.h"

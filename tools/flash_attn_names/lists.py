@@ -50,7 +50,7 @@ def seen_by(sequences, mask_mod, heads, aux_tensors, aux_scalars, device):
     """(batch, heads, queries, keys) booleans, False behind a sequence's end: fa3's map, read."""
     from fa3.flex import lists
     from fa3.flex.call import EVERY_KEY
-    from fa3.flex.known_functions import function_of
+    from fa3.flex.functions import function_of
 
     batch, queries, keys = sequences[:3]
     hides = function_of(None, sequences.as_python(mask_mod, aux_tensors, aux_scalars))

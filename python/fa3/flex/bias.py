@@ -13,12 +13,13 @@ import torch
 from fa3._arrays import refuse_negated
 from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex import caches, lists, prepared
-from fa3.flex.attention import check_shapes, run, walks_lists, window_of
-from fa3.flex.call import EVERY_KEY, NO_LENGTHS, in_order
+from fa3.flex import caches, decision, lists
+from fa3.flex.attention import run, takes_lists, window_of
+from fa3.flex.call import EVERY_KEY, NO_LENGTHS, check_shapes, options_of
+from fa3.flex.decision import Listed, decided
 from fa3.flex.function.trace import trace
+from fa3.flex.kept import table
 from fa3.flex.modes import beside_checkpoints
-from fa3.flex.prepared import of_function, of_masks
 from fa3.flex.stored import number_of
 from fa3.torch import operators
 from fa3.torch.checks import (
@@ -38,9 +39,7 @@ TOGETHER = {
 FLOATS = torch.float32, torch.bfloat16, torch.float16, torch.float64
 FEW_QUERIES = 8  # whose number may be a part of the text
 OPTIONS = {**NO_LENGTHS, "deterministic": False}  # those of a call of the kernels
-NO_LENGTHS_BESIDE = TOGETHER - {*OPTIONS, *caches.NAMES}
-
-
+NUMBERS_ALONE = {"causal", "window", "softcap", "scale", "num_threads"}  # say nothing of lengths
 BROADCAST = "(b | 1, hq | 1, sq | 1, sk | 1)"
 
 
@@ -71,32 +70,35 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
 
     only_kernels: raises fa3.Unsupported where the forward would take torch operations.
     """
-    is_listed = out is None
+    may_list = out is None
     if out is not None:
         refuse_other_than_tensor("out", out)
         refuse_negated(out, "out")
         refuse_gradients("since it is written in place", out=out)
-    given = q, k, v, bias, alibi_slopes, options, only_kernels, is_listed
-    equal_rows = have_equal_rows(options) if options else False
-    key = prepared.key_of(None, (), *given, equal_rows, "bias")
-    found = prepared.find(key)
-    if found is None:
-        refuse_transforms()
-        q, k, v, bias, alibi_slopes = operators.resolved(q, k, v, bias, alibi_slopes)
-        given = q, k, v, bias, alibi_slopes, options, only_kernels, is_listed
-        with beside_checkpoints():
-            found = prepare(*given)
-        if not options.get("deterministic"):  # which a switch of torch's may refuse
-            prepared.keep(key, found, [], (), options)
-    decision = found[0]
-    lengths = lengths_named(decision.bias.lengths, options)
-    if decision.bias.lists is not None:
-        with beside_checkpoints():
-            blocks = lists.of_booleans(bias, *decision.bias.lists)
-        results = run(decision, q, k, v, [], blocks, lengths, return_lse)
+    equal_rows = not NUMBERS_ALONE.issuperset(options) and have_equal_rows(options)
+    others = bias, alibi_slopes, options, only_kernels, may_list, equal_rows, "bias"
+    key = decision.key_of(None, (), q, k, v, *others)
+    found = table.find(key)
+    if found is not None:
+        of_call, _ = found
     else:
-        tensors = captured(decision.bias, q, k, bias, alibi_slopes, lengths)
-        results = run(decision, q, k, v, tensors, None, lengths, return_lse, out)
+        if key is None:  # a signature has neither transforms nor lazily negated views
+            refuse_transforms()
+            q, k, v, bias, alibi_slopes = operators.resolved(q, k, v, bias, alibi_slopes)
+        with beside_checkpoints():
+            of_call = decide(q, k, v, bias, alibi_slopes, options, only_kernels, may_list)
+        # A switch of torch's may refuse deterministic calls.
+        if key is not None and not options.get("deterministic"):
+            decision.keep(key, of_call, [], [], (), options)
+    how = of_call.bias
+    lengths = lengths_named(how.lengths, options) if how.lengths else NO_LENGTHS
+    if how.lists is not None:
+        with beside_checkpoints():
+            blocks = lists.of_booleans(bias, *how.lists)
+        results = run(of_call, q, k, v, [], blocks, lengths, return_lse)
+    else:
+        tensors = captured(how, q, k, bias, alibi_slopes, lengths)
+        results = run(of_call, q, k, v, tensors, None, lengths, return_lse, out)
     return results if return_lse else results[0]
 
 
@@ -110,30 +112,25 @@ def captured(how, q, k, bias, alibi_slopes, lengths):
     return tensors
 
 
-def prepare(q, k, v, bias, alibi_slopes, options, only_kernels, is_listed):
-    """(Prepared, [], None)"""
-    refuse_others(options)
+def decide(q, k, v, bias, alibi_slopes, options, only_kernels, may_list):
+    """The Decision about a call."""
     scale, softcap, causal = options.get("scale"), options.get("softcap"), options.get("causal")
     refuse_wrong_numbers(scale, softcap, causal)
-    if options.get("engine", "auto") not in ("auto", None):
-        raise Unsupported("engine: expected none together with bias or alibi_slopes")
-    named = names_of_lengths(options)
-    lengths = lengths_named(named, options)
-    if (q.ndim, k.ndim) != dimensions(lengths):
-        check_shapes(q, k, v, lengths)
+    named = () if NUMBERS_ALONE.issuperset(options) else names_of_lengths(options)
+    lengths = lengths_named(named, options) if named else NO_LENGTHS
     window = window_of(causal, options.get("window") or (None, None))
     softcap = float(softcap or 0.0)
-    full, view = extents(q, k, lengths), None
+    full, view = extents(q, k, v, lengths), None
     if bias is not None:
         view = view_of(bias, q, full)
         bias = viewed(bias, *view)
     if alibi_slopes is not None:
         check_slopes(alibi_slopes, q, lengths)
     only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
-    if only_hides and is_listed and not softcap and walks(q, k, v, bias, window, scale, lengths):
+    if only_hides and may_list and not softcap and has_lists(q, k, v, bias, window, scale, lengths):
         how = Captured(view, None, (window, q.shape[1], k.shape[1]), named)
-        of_lists = {"window_beside_lists": EVERY_KEY, "bias": how}
-        return of_masks(None, q, k, v, window, scale, lengths, **of_lists), [], None
+        given = None, [], q, k, v, window, scale, lengths
+        return decided(*given, listed=Listed(None, EVERY_KEY), bias=how)
     shift, less = (None, 0) if alibi_slopes is None else shift_of(q, k, lengths)
     one_sided = window.right is not None and window.right <= 0
     function, tensors = function_with(bias, alibi_slopes, shift, one_sided, softcap, less)
@@ -143,43 +140,41 @@ def prepare(q, k, v, bias, alibi_slopes, options, only_kernels, is_listed):
     if shift is not None:
         name = "seqused_k" if shift is lengths["seqused_k"] else ""
     how = Captured(view, name, None, named)
-    others = {"only_kernels": only_kernels, "bias": how}
-    return of_function(function, tensors, q, k, v, window, scale, lengths, **others), [], None
+    given = function, tensors, q, k, v, window, scale, lengths
+    return decided(*given, only_kernels=only_kernels, bias=how)
 
 
-def refuse_others(options):
+def names_of_lengths(options):
+    """The given ones of the options that say which rows there are, or how they are computed.
+    Refuses options that do not go together with a bias."""
     for name, value in options.items():
         if name not in OF_FORWARD:
             message = f"attention() got an unexpected keyword argument {name!r}"
             raise TypeError(message + instead_of(name, OF_FORWARD))
         if name not in TOGETHER and (isinstance(value, torch.Tensor) or value):
             raise Unsupported(f"{name}: not together with bias or alibi_slopes")
-
-
-def names_of_lengths(options):
-    """The given ones of the options that say which rows there are, or how they are computed."""
-    if NO_LENGTHS_BESIDE.issuperset(options):
-        return ()
+    if options.get("engine", "auto") not in ("auto", None):
+        raise Unsupported("engine: expected none together with bias or alibi_slopes")
     given = [name for name in OPTIONS if options.get(name) is not None]
     return (*given, *caches.given(options))
 
 
 def lengths_named(names, options):
-    return {**OPTIONS, **{name: options[name] for name in names}} if names else NO_LENGTHS
+    return OPTIONS | {name: options[name] for name in names}
 
 
-def walks(q, k, v, bias, window, scale, lengths):
+def has_lists(q, k, v, bias, window, scale, lengths):
     """Whether a boolean bias becomes lists."""
-    extents = lists.extents_to_walk(q, k, v, lengths) if lists.of_one_length(lengths) else None
+    extents = lists.extents_of_lists(q, k, v, lengths) if lists.of_one_length(lengths) else None
     if extents is None:
         return False
-    options = in_order(scale, EVERY_KEY, lengths), in_order(scale, window, lengths)
-    max_rows = prepared.max_rows(q, k, lengths)
+    options = options_of(scale, EVERY_KEY, lengths), options_of(scale, window, lengths)
+    max_rows = decision.max_rows(q, k, lengths)
 
-    def whole():
+    def with_masks():
         return function_with(bias, None, None)
 
-    return walks_lists((q, k, v), None, whole, extents, options, max_rows)
+    return takes_lists((q, k, v), None, with_masks, extents, options, max_rows)
 
 
 def refuse_any_order(function, tensors, q, k, lengths):
@@ -204,10 +199,14 @@ def function_with(bias, slopes, shift, one_sided=False, softcap=0.0, shift_offse
     slopes = slopes if slopes is None else slopes.ndim
     types = (*[t.dtype for t in tensors],)
     form = Form(bias, slopes, shift is not None, shift_offset, one_sided, softcap, types)
-    return traced(form), tensors
+    found = table.find(form)
+    if found is not None:
+        return found[0], tensors
+    function = traced(form)
+    table.keep(form, function)
+    return function, tensors
 
 
-@functools.lru_cache(maxsize=64)
 def traced(form):
     """The function of a form, of tensors that stand for any."""
     of_type = iter(form.types)
@@ -286,19 +285,17 @@ def rows_of(x, side, lengths):
     return x.shape[1] if side == "q" else caches.most_keys(x, lengths)
 
 
-def dimensions(lengths):
-    """Of q and k."""
-    if lengths is NO_LENGTHS:
-        return 4, 4
-    return tuple(4 if lengths[f"cu_seqlens_{side}"] is None else 3 for side in "qk")
-
-
-def extents(q, k, lengths):
+def extents(q, k, v, lengths):
     """(batch, query heads, queries, keys): what a bias broadcasts to. None: any extent."""
-    keys = caches.most_keys(k, lengths) if lengths["cu_seqlens_k"] is None else None
-    if lengths["cu_seqlens_q"] is None:
+    cu_q, cu_k = lengths["cu_seqlens_q"], lengths["cu_seqlens_k"]
+    if (q.ndim, k.ndim) != (4 if cu_q is None else 3, 4 if cu_k is None else 3):
+        check_shapes(q, k, v, lengths)
+    keys = k.shape[1] if cu_k is None else None
+    if lengths.get("page_table") is not None:
+        keys = caches.most_keys(k, lengths)
+    if cu_q is None:
         return q.shape[0], q.shape[2], q.shape[1], keys
-    return lengths["cu_seqlens_q"].shape[0] - 1, q.shape[1], None, keys
+    return cu_q.shape[0] - 1, q.shape[1], None, keys
 
 
 def viewed(tensor, missing, slices=None, batch=None):
@@ -311,39 +308,34 @@ def viewed(tensor, missing, slices=None, batch=None):
 
 def view_of(bias, q, full):
     """What makes it a view of four dimensions, of which what is broadcast has the extent 1: missing
-    dimensions, slices, and the batch, see batch_of()."""
+    dimensions, slices, and the batch, see batch_of(). Raises for one that does not broadcast to
+    `full`."""
     if not isinstance(bias, torch.Tensor):
         raise InvalidArgument(f"bias: expected a tensor {BROADCAST} of floats, got {bias!r}")
-    refuse_without_strides(bias=bias)
-    check_device("bias", bias, q)
-    once = repeated(bias.dtype, bias.shape, bias.stride(), full)
-    missing = 4 - bias.ndim
-    learns = bias.requires_grad and q.is_cuda
-    return missing, once, batch_of(viewed(bias, missing, once), full[0]) if learns else None
-
-
-@functools.lru_cache(maxsize=256)
-def repeated(dtype, shape, strides, full):
-    """Slices of a bias of four dimensions, where some of it is expanded; None: nothing is. Raises
-    for one that does not broadcast to `full`."""
+    if bias.is_nested or bias.layout != torch.strided:
+        refuse_without_strides(bias=bias)
+    if bias.device != q.device:
+        raise of_other_device("bias", bias, q)
+    dtype, missing = bias.dtype, 4 - bias.ndim
     is_number = dtype == torch.bool or (dtype.is_floating_point and dtype.itemsize >= 2)
-    if not is_number or len(shape) > 4:
+    if not is_number or missing < 0:
         raise InvalidArgument(
             f"bias: expected a tensor {BROADCAST} of floats, or booleans that are True where a"
-            f" query sees a key; got {dtype} of {tuple(shape)}"
+            f" query sees a key; got {dtype} of {tuple(bias.shape)}"
         )
-    missing = 4 - len(shape)
-    for extent, most in zip((1,) * missing + shape, full, strict=True):
+    got = (*[1] * missing, *bias.shape)
+    for extent, most in zip(got, full, strict=True):
         if extent != 1 and extent != most and (most is not None or extent == 0):
             expected = tuple("any" if m is None else m for m in full)
-            got = (1,) * missing + tuple(shape)
             raise InvalidArgument(
                 f"bias: expected {BROADCAST}, which broadcasts to {expected}, got {got}"
             )
-    if 0 not in strides:
-        return None
-    slices = (slice(1) if stride == 0 else slice(None) for stride in strides)
-    return (*[slice(None)] * missing, *slices)
+    slices, strides = None, bias.stride()
+    if 0 in strides:
+        once = [slice(1) if stride == 0 else slice(None) for stride in strides]
+        slices = (*[slice(None)] * missing, *once)
+    learns = bias.requires_grad and q.is_cuda
+    return missing, slices, batch_of(viewed(bias, missing, slices), full[0]) if learns else None
 
 
 def batch_of(bias, batch):
@@ -371,9 +363,9 @@ def check_slopes(slopes, q, lengths):
     dtype = slopes.dtype
     if dtype not in FLOATS:
         raise InvalidArgument(f"alibi_slopes: expected floats, got {dtype}")
-    check_device("alibi_slopes", slopes, q)
+    if slopes.device != q.device:
+        raise of_other_device("alibi_slopes", slopes, q)
 
 
-def check_device(name, tensor, q):
-    if tensor.device != q.device:
-        raise InvalidArgument(f"{name}: expected memory on {q.device} as q, got {tensor.device}")
+def of_other_device(name, tensor, q):
+    return InvalidArgument(f"{name}: expected memory on {q.device} as q, got {tensor.device}")

@@ -63,7 +63,7 @@ def parts_of(block_mask):
     return states_of(block_mask), *block_mask.BLOCK_SIZE, block_mask.mask_mod
 
 
-# A rule names nothing but its own variables: known_functions.py then knows it again.
+# A rule names nothing but its own variables: functions.py then knows it again.
 
 
 def rule_of_states(states, rows, columns, mask_mod):

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call with a score function is, beside its tensors.
-
-Next: device.py and tiles.py, which compute it.
-"""
+"""Windows, lengths, shapes and options of a call, as fa3.flex passes them on. Next: decision.py."""
 
 from typing import NamedTuple
 
 import torch
 
-from fa3._options import DEFAULTS, IN_ORDER, SCORES
+from fa3._options import Options
+from fa3.errors import InvalidArgument
+from fa3.flex import caches
+from fa3.torch.autograd import FLOAT8
 
 NO_LENGTHS = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), 0),
 }
-PLACES = {name: place for place, name in enumerate(DEFAULTS)}
-DETERMINISTIC, ENGINE, BLOCKS = (PLACES[n] for n in ("deterministic", "engine", "block_mask"))
-UP_TO_ENGINE = IN_ORDER[len(SCORES) : ENGINE + 1]
 
 
 class Window(NamedTuple):
@@ -54,60 +51,45 @@ class Window(NamedTuple):
 EVERY_KEY, NO_LATER_KEY = Window(None, None), Window(None, 0)
 
 
-class Listed(NamedTuple):
-    """The same call for kernels that walk lists, which come beside it: they hide keys."""
-
-    function: object  # without masks, it captures the first of the call's tensors; or None
-    options: list  # as of up_to_lists()
-
-    def options_with(self, blocks):
-        """blocks: a fa3.masks.BlockMask."""
-        options = self.options.copy()
-        options[BLOCKS : BLOCKS + 2] = blocks
-        return options
+def options_of(scale, window, lengths):
+    """The Options of fa3.attention. lengths: by name, also other options."""
+    left, right = (-1 if side is None else side for side in window)
+    given = {} if lengths is NO_LENGTHS else {n: x for n, x in lengths.items() if x is not None}
+    return Options(window_left=left, window_right=right, scale=scale, **given)
 
 
-class Call(NamedTuple):
-    """What both passes need beside tensors."""
-
-    function: object  # trace.Function, with the masks; None: masks alone, as lists
-    scale: float | None  # None: d ** -0.5, of masks alone
-    window: Window
-    lengths: dict  # of sequences, by name; also deterministic, and the options of caches
-    options: list  # those of fa3.attention, in order
-    max_rows: int  # of a sequence: a bound that the text relies on (function/text.py)
-    is_out_like: bool  # operators.is_out_like(q, v)
-    has_kernels: bool  # of 16 bits, on a GPU
-    captured_on_device: bool  # the captured tensors are on q's
-    only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
-    listed: Listed | None = None
-    backward_ways: dict | None = None  # device.py: what is decided of a backward pass
-
-
-def in_order(scale, window, lengths):
-    """Options of fa3.attention in the order of the table in fa3/_options.py (a test holds them to
-    it)."""
-    left, right = window
-    options = [False, -1 if left is None else left, -1 if right is None else right, 0.0, scale]
-    if lengths is not NO_LENGTHS:
-        options += UP_TO_ENGINE
-        for name, value in lengths.items():
-            if value is not None:
-                place = PLACES[name]
-                if place > ENGINE and place >= len(options):
-                    options += IN_ORDER[len(options) :]
-                options[place] = value
-    return options
-
-
-def up_to_lists(options):
-    """The same, at least as far as the lists."""
-    return [*options, *IN_ORDER[len(options) : BLOCKS]]
-
-
-def deterministic(options):
-    """The same with that option set."""
-    missing = IN_ORDER[len(options) : DETERMINISTIC + 1]
-    options = [*options, *missing]
-    options[DETERMINISTIC] = True
-    return options
+def check_shapes(q, k, v, lengths):
+    cu_seqlens_q, cu_seqlens_k = lengths["cu_seqlens_q"], lengths["cu_seqlens_k"]
+    for name, x, packed in (
+        ("q", q, cu_seqlens_q is not None),
+        ("k", k, cu_seqlens_k is not None),
+        ("v", v, cu_seqlens_k is not None),
+    ):
+        shape = "(total, heads, dim)" if packed else "(b, s, heads, dim)"
+        of_lengths = f"cu_seqlens_{'q' if name == 'q' else 'k'}"
+        if x.ndim != (3 if packed else 4):
+            more = "" if packed or x.ndim != 3 else f"; packed rows come with {of_lengths}"
+            raise InvalidArgument(f"{name}: expected {shape}, got shape {tuple(x.shape)}{more}")
+        if x is not q and x.dtype in FLOAT8 and x.device == q.device:
+            continue
+        if not x.is_floating_point() or x.dtype.itemsize < 2:
+            raise InvalidArgument(f"{name}: expected 16-, 32- or 64-bit floats, got {x.dtype}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise InvalidArgument(
+                f"{name}: expected {q.dtype} on {q.device} as q, got {x.dtype} on {x.device}"
+            )
+    if cu_seqlens_k is not None and caches.has_places(lengths):
+        raise InvalidArgument("cu_seqlens_k: expected seqused_k for keys in a cache")
+    if k.dtype != v.dtype:
+        raise InvalidArgument(f"v: expected {k.dtype} as k, got {v.dtype}")
+    if k.shape[:-1] != v.shape[:-1] or k.shape[-1] != q.shape[-1]:
+        raise InvalidArgument(
+            f"k, v: expected (b, sk, hk, {q.shape[-1]}) and (b, sk, hk, dv), got {tuple(k.shape)}"
+            f" and {tuple(v.shape)}"
+        )
+    if q.ndim == k.ndim == 4 and not caches.has_places(lengths) and q.shape[0] != k.shape[0]:
+        raise InvalidArgument(f"k: expected batch {q.shape[0]}, got {k.shape[0]}")
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        raise InvalidArgument(
+            f"q: expected heads that are a multiple of k's {k.shape[-2]}, got {q.shape[-2]}"
+        )

@@ -27,18 +27,11 @@ class Functions(NamedTuple):
     no_lengths: dict  # what says that sequences have the tensors' lengths
     beside_compiler: bool  # torch's compiler was there when they were made
 
-    def fits(self):
-        return self.beside_compiler or not has_compiler()
-
-
-def has_compiler():
-    """Loading torch's compiler takes seconds: only a program that has it is shown the way."""
-    return "torch._dynamo" in sys.modules
-
 
 def functions():
+    # Loading torch's compiler takes seconds: only functions for a program that has it ask for it.
     entries = attend, bias.attend, lists.of_booleans
-    if not has_compiler():
+    if "torch._dynamo" not in sys.modules:
         return Functions(*entries, NO_LENGTHS, False)
     left_alone = (torch.compiler.disable(f, reason=REASON) for f in entries)
     return Functions(*left_alone, NO_LENGTHS, True)

@@ -7,9 +7,6 @@ as the function captures the same tensors, unchanged. Next: attention.py, which 
 mask as a part of the score function (block_mask.py) where no engine walks lists.
 """
 
-import dataclasses
-import threading
-import weakref
 from typing import NamedTuple
 
 import torch
@@ -19,17 +16,15 @@ from fa3.flex import caches
 from fa3.flex.call import NO_LENGTHS
 from fa3.flex.function.graph import BATCH, HEAD, KEY, QUERY, SCORE
 from fa3.flex.function.interpret import evaluate
+from fa3.flex.kept import table
 from fa3.torch.operators import is_any_autocast_enabled
 
 MOST_PAIRS = 1 << 33  # of a map, a bit each: 1 GiB
-MOST_KEPT = 1 << 30  # bytes of all maps that are kept
-_known: dict[tuple, "Kept"] = {}  # what a map was made of -> it, the oldest first
-_lock = threading.Lock()
 
 
 class Extents(NamedTuple):
     sequences: int
-    rows: int  # of the longest one's queries
+    rows: int  # queries of the longest sequence
     keys: int
 
 
@@ -41,7 +36,7 @@ def of_one_length(lengths):
     return all(lengths[name] is None for name in names) and not caches.given(lengths)
 
 
-def extents_to_walk(q, k, v, lengths):
+def extents_of_lists(q, k, v, lengths):
     """The Extents of these tensors; None where they have no lists, or a map of the longest sequence
     for each had more pairs than one of all packed rows."""
     cu_seqlens, of_q, of_k, of_v = lengths["cu_seqlens_q"], q.shape, k.shape, v.shape
@@ -65,33 +60,18 @@ def extents_to_walk(q, k, v, lengths):
     return extents
 
 
-def fresh(place):
-    """The BlockMask that is kept there, if it still is, and right; or None."""
-    found = place()
-    if found is None or not found.is_fresh():
-        return None
-    on_gpu = found.made.blocks.is_cuda
-    return None if on_gpu and torch.cuda.is_current_stream_capturing() else found.made
-
-
-def place_of(blocks):
-    """Where a BlockMask is kept, for fresh(); or None."""
-    with _lock:
-        found = (kept for kept in _known.values() if kept.made is blocks)
-        return next((weakref.ref(kept) for kept in found), None)
-
-
 def of_function(function, captured, window, extents, heads, device):
-    """The fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides a
-    key; None: it would be too large. window: that of sequences which all have these extents."""
+    """(the fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides
+    a key; its key for find(), or None). (None, None): it would be too large. window: that of
+    sequences which all have these extents."""
     sequences, rows, keys = extents
     batch = sequences if BATCH in function.leaves else 1
     heads = heads if HEAD in function.leaves else 1
     if batch * heads * rows * keys > MOST_PAIRS:
-        return None
+        return None, None
     for tensor in captured:
         if tensor.device != device and tensor.ndim > 0:
-            return None  # whoever computes it otherwise has the sentence
+            return None, None  # whoever computes it otherwise has the sentence
     shape = batch, heads, rows, keys
 
     def make():
@@ -126,65 +106,38 @@ def of_booleans(seen, window, rows, keys):
     # A view of the caller's tensor is another object in every call.
     base = seen if seen._base is None else seen._base
     key = id(base), seen.data_ptr(), seen.shape, seen.stride(), rows, keys, window
-    return kept(key, [base], seen.is_cuda, make)
+    return kept(key, [base], seen.is_cuda, make)[0]
 
 
 def kept(key, tensors, on_gpu, make):
-    """make(), or what it has made for this key while these tensors held the same. key: also says
-    which tensors they are; None: it cannot be told whether they hold the same.
+    """(make(), or what it made for this key while these tensors held the same; the key for find(),
+    or None). key: also says which tensors they are; None: it cannot be told whether they hold the
+    same.
 
     A graph that is being captured makes its own: it will be replayed over other numbers.
     """
     if on_gpu and torch.cuda.is_current_stream_capturing():
-        return make()
-    found = _known.get(key)
-    if found is not None and found.is_fresh():
-        return found.made
-    written = writes_of(tensors)
-    if key is None or written is None:
-        return make()
+        return make(), None
+    if key is not None and (found := table.find(key)) is not None:
+        return found[0], key
+    if key is None or any(tensor.is_inference() for tensor in tensors):  # which count no writes
+        return make(), None
+    versions = [tensor._version for tensor in tensors]
     # What is kept may be saved for a backward pass, whatever mode made it.
     with torch.inference_mode(False), torch.no_grad():
         made = make()
     if type(made.blocks) is not torch.Tensor:
-        return made  # has no elements for a call outside of its mode (FakeTensorMode)
-    keep(key, Kept(written, made))
-    return made
+        return made, None  # has no elements for a call outside of its mode (FakeTensorMode)
+    size = sum(part.nbytes for part in made if part is not None)
+    table.keep(key, made, tensors, versions=versions, bytes=size)
+    return made, key
 
 
-@dataclasses.dataclass(eq=False)
-class Kept:
-    written: list  # a tensor's weak reference, and how often it was written to
-    made: masks.BlockMask
-
-    def is_fresh(self):
-        """Whether the tensors are there and hold what they held."""
-        for reference, version in self.written:
-            tensor = reference()
-            if tensor is None or tensor._version != version:
-                return False
-        return True
-
-    def bytes(self):
-        return sum(part.nbytes for part in self.made if part is not None)
-
-
-def keep(key, new):
-    """The oldest make room, and those whose tensors are gone."""
-    with _lock:
-        _known.pop(key, None)
-        for other, old in [*_known.items()]:
-            if any(tensor() is None for tensor, _ in old.written):
-                del _known[other]
-        free = MOST_KEPT - new.bytes() - sum(old.bytes() for old in _known.values())
-        while free < 0 and _known:
-            free += _known.pop(next(iter(_known))).bytes()
-        if free >= 0:
-            _known[key] = new
-
-
-def writes_of(tensors):
-    """Kept.written; None: an inference tensor does not count."""
-    if any(tensor.is_inference() for tensor in tensors):
+def find(key):
+    """The BlockMask that is kept by this key; or None."""
+    found = table.find(key)
+    if found is None:
         return None
-    return [(weakref.ref(tensor), tensor._version) for tensor in tensors]
+    blocks, _ = found
+    is_captured = blocks.blocks.is_cuda and torch.cuda.is_current_stream_capturing()
+    return None if is_captured else blocks

@@ -9,21 +9,16 @@ from torch.utils import _python_dispatch
 
 def beside_modes():
     """None: a function is translated once, by scalars that FakeTensorMode would replace."""
-    return _python_dispatch._disable_current_modes() if has_modes() else contextlib.nullcontext()
+    if _len_torch_dispatch_stack() == 0:
+        return contextlib.nullcontext()
+    return _python_dispatch._disable_current_modes()
 
 
 def beside_checkpoints():
     """Not selective checkpointing, which keeps results of operations by their number: what is made
     once and kept here has none in the recomputation, and tiles are written in place."""
-    return beside_modes() if is_checkpointed() else contextlib.nullcontext()
-
-
-def has_modes():
-    return _len_torch_dispatch_stack() > 0
-
-
-def is_checkpointed():
-    if not has_modes():
-        return False
+    if _len_torch_dispatch_stack() == 0:
+        return contextlib.nullcontext()
     modes = _python_dispatch._get_current_dispatch_mode_stack()
-    return any(type(mode).__module__ == "torch.utils.checkpoint" for mode in modes)
+    is_checkpointed = any(type(mode).__module__ == "torch.utils.checkpoint" for mode in modes)
+    return beside_modes() if is_checkpointed else contextlib.nullcontext()

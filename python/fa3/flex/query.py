@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex.call import BLOCKS, up_to_lists
 from fa3.masks import BLOCK
 from fa3.torch import operators
 
@@ -72,12 +71,12 @@ def nvrtc_path():
 
 
 def with_map(options, extents, q):
-    """These options beside a map of blocks that is not made yet."""
+    """These Options beside a map of blocks that is not made yet, as the compiled module takes
+    them."""
     blocks = [-(-rows // BLOCK) for rows in extents[1:]]
-    options = up_to_lists(options)
     map_of_blocks = described(q.device, "int32", (1, 1, *blocks))
-    options[BLOCKS : BLOCKS + 2] = map_of_blocks, described(q.device, "int32", (1, BLOCK, 4))
-    return options
+    bits = described(q.device, "int32", (1, BLOCK, 4))
+    return options._replace(block_mask=map_of_blocks, block_mask_bits=bits).given()
 
 
 def without_memory(value):

@@ -6,19 +6,19 @@ gradients are added up in float32. Next: device.py.
 
 from fa3.flex.function.graph import BATCH, COTANGENT, HEAD
 from fa3.flex.function.pieces import OF_SCORE
-from fa3.flex.function.text import LONGEST
+from fa3.flex.function.text import MOST_ROWS
 
 WHOLE = 8  # elements of 16 bits in the 16 bytes that TMA wants rows to be multiples of
 
 
 def stored_of(call, wanted, q, k, tensors):
     """Its number among the captured tensors, or None."""
-    functions = [call.function] if call.listed is None else [call.function, call.listed.function]
+    functions = [call.function] if call.listed is None else [call.function, call.listed.score_only]
     found = {number_of(f, tensors, wanted, q, k, call.lengths, call.max_rows) for f in functions}
     return found.pop() if len(found) == 1 else None
 
 
-def number_of(function, tensors, wanted, q, k, lengths, max_rows=LONGEST):
+def number_of(function, tensors, wanted, q, k, lengths, max_rows=MOST_ROWS):
     wanted = tuple(n for n in wanted if n < len(function.types))
     graph, gradient = function.graph, function.gradient(wanted)
     element = function.pieces(max_rows).element

@@ -16,7 +16,8 @@ def refuse_other_than_tensor(name, value):
 
 def refuse_wrong_numbers(scale=None, softcap=None, causal=None):
     """What the library refuses of numbers that it does not see."""
-    refuse_numbers_that_learn(scale=scale, softcap=softcap)
+    if isinstance(scale, torch.Tensor) or isinstance(softcap, torch.Tensor):
+        refuse_numbers_that_learn(scale=scale, softcap=softcap)
     if causal is not None and not isinstance(causal, (bool, int)):
         raise TypeError(f"causal: expected True or False, got {causal!r}")
     for name, number in (("scale", scale), ("softcap", softcap)):

@@ -13,7 +13,7 @@ from builds import ROOT
 from fa3.flex.function import pieces
 from fa3.flex.function.interpret import evaluate
 from fa3.flex.function.pieces import NO_GRADIENTS, pieces_of
-from fa3.flex.known_functions import function_of
+from fa3.flex.functions import function_of
 
 COMPILER = shutil.which("g++")
 HEADS, ROWS, ERROR = 3, 20, 3e-6

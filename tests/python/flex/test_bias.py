@@ -4,15 +4,15 @@
 import re
 
 import pytest
+from warm_calls import kernels_on_the_cpu
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from fa3.compat.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
-from fa3.flex import attention as flex_calls  # noqa: E402
 from fa3.flex import bias as forms  # noqa: E402
-from fa3.flex.call import NO_LENGTHS, Call  # noqa: E402
+from fa3.flex.decision import Decision  # noqa: E402
 from fa3.flex.function.pieces import gradient_texts_of  # noqa: E402
-from fa3.flex.function.text import LONGEST  # noqa: E402
+from fa3.flex.function.text import MOST_ROWS  # noqa: E402
 from fa3.flex.stored import stored_of  # noqa: E402
 
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 37, 53, 8
@@ -231,7 +231,7 @@ def test_a_kernel_stores_gradients_where_each_score_has_an_element():
     def stored(*shape, batch=2, dtype=torch.bfloat16):
         q, k = (torch.zeros(batch, s, 4, 64, dtype=dtype) for s in (200, 264))
         function, tensors = forms.function_with(torch.zeros(shape, dtype=dtype), None, None)
-        call = Call(function, 1.0, (None, None), NO_LENGTHS, [], 0, False, True, True)
+        call = Decision(function, 1.0, (None, None), 0, False, True)
         return stored_of(call, (0,), q, k, tensors)
 
     assert stored(2, 4, 200, 264) == 0
@@ -408,9 +408,9 @@ def test_an_output_in_place_is_written_as_torch_writes_it(monkeypatch):
         fa3.attention(q, k, v, bias=bias, out=out.numpy())
     assert fa3.attention(q, k, v, bias=bias, out=out) is out
     # A kernel writes beside torch, which is to know of it.
-    monkeypatch.setattr(flex_calls.device, "forward", lambda *given: (given[-1], None))
+    kernels_on_the_cpu(monkeypatch, lambda *given: None)
     written = out._version
-    fa3.attention(q, k, v, bias=bias, out=out)
+    assert fa3.attention(q, k, v, bias=bias, out=out) is out
     assert out._version == written + 1
 
 
@@ -421,9 +421,9 @@ def test_one_text_serves_what_a_bias_repeats_for_sequences_and_heads(learn):
 
     def texts(*shapes):
         made = (torch.zeros(shape, requires_grad=learn) for shape in shapes)
-        return {function_with(x, None, None)[0].pieces(LONGEST) for x in made}
+        return {function_with(x, None, None)[0].pieces(MOST_ROWS) for x in made}
 
     assert len(texts((2, 4, 9, 9), (1, 4, 9, 9), (2, 1, 7, 300), (1, 1, 128, 64))) == 1
     assert len(texts((2, 4, 1, 9), (1, 1, 1, 64), (1, 4, 1, 9))) == 1
-    slopes = {function_with(None, torch.zeros(b, 4), None)[0].pieces(LONGEST) for b in (1, 3)}
+    slopes = {function_with(None, torch.zeros(b, 4), None)[0].pieces(MOST_ROWS) for b in (1, 3)}
     assert len(slopes) == 1

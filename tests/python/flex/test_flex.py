@@ -276,8 +276,8 @@ def test_16_bit_tensors_are_computed_in_float32(dtype):
 def test_options_are_in_the_order_of_the_table():
     from fa3._options import Options
     from fa3._options import in_order as of_table
-    from fa3.flex import call
-    from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Listed, Window, deterministic, in_order
+    from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Window
+    from fa3.flex.decision import Decision, Listed
     from fa3.masks import BlockMask
 
     names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
@@ -287,20 +287,19 @@ def test_options_are_in_the_order_of_the_table():
     for window in (EVERY_KEY, Window(3, 0)):
         for of_lengths in (NO_LENGTHS, lengths, {**lengths, "deterministic": True}):
             for mask in ((None, None), blocks):
-                mine = in_order(0.5, window, of_lengths)
-                mine = Listed(None, call.up_to_lists(mine)).options_with(mask)
+                listed = Listed(None, window)
+                decision = Decision(None, 0.5, window, 1, True, False, listed=listed)
+                mine = decision.of_lengths(of_lengths).listed.options_with(mask)
                 named = {"window": window, "scale": 0.5, "block_mask": mask, **of_lengths}
                 right = Options(*of_table("attention", named))
                 for a, b in zip(Options(*mine), right, strict=True):
                     assert a is b or a == b
-                assert Options(*deterministic(mine)).deterministic is True
-                assert Options(*deterministic(mine))[:13] == Options(*mine)[:13]
 
 
 def test_another_device_is_seen():
     from fa3.flex import device, lists
     from fa3.flex.call import EVERY_KEY
-    from fa3.flex.known_functions import function_of
+    from fa3.flex.functions import function_of
 
     tensor, meta = torch.ones(2), torch.zeros(1, 200, 1, 8, device="meta")
     with pytest.raises(fa3.InvalidArgument, match="expected captured tensors on meta"):
@@ -308,7 +307,7 @@ def test_another_device_is_seen():
     function = function_of(lambda s, b, h, q, k: torch.where(q < k + 7, s, float("-inf")))
     host = torch.zeros(1, 200, 1, 8)
     for q in (host, meta, host):
-        made = lists.of_function(*function, EVERY_KEY, lists.Extents(1, 200, 200), 1, q.device)
+        made, _ = lists.of_function(*function, EVERY_KEY, lists.Extents(1, 200, 200), 1, q.device)
         assert made.blocks.device == q.device
 
 

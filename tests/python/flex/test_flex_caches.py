@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fa3  # noqa: E402
 from fa3.compat import flash_attn, vllm  # noqa: E402
-from fa3.flex import prepared  # noqa: E402
+from fa3.flex.decision import max_rows  # noqa: E402
 
 BATCH, HEADS, KV_HEADS, DIM = 3, 8, 2, 64
 USED = (1300, 0, 411)
@@ -299,6 +299,6 @@ def test_no_torch_operation_is_launched_for_a_decoded_token():
     assert shift is used and less == 1
     shift, less = bias.shift_of(q, k, lengths | {"left_padding": used - 4})
     assert (shift - less).tolist() == [3, 3]
-    assert prepared.max_rows(q, k, {}) < 2**31
+    assert max_rows(q, k, {}) < 2**31
     table = torch.zeros(2, 2**22, dtype=torch.int32)
-    assert prepared.max_rows(q, k, {"page_table": table}) == 2**31
+    assert max_rows(q, k, {"page_table": table}) == 2**31

@@ -15,7 +15,7 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
 
 def graph_of(score_mod):
-    from fa3.flex.known_functions import function_of
+    from fa3.flex.functions import function_of
 
     return function_of(score_mod)[0].graph
 
@@ -46,7 +46,7 @@ def of_globals(s, b, h, q, k):
 
 
 def test_globals_are_a_part_of_a_function_too(monkeypatch):
-    from fa3.flex.known_functions import function_of
+    from fa3.flex.functions import function_of
 
     first, _ = function_of(of_globals)
     assert function_of(of_globals)[0] is first
@@ -139,7 +139,7 @@ def test_what_a_function_captures_is_looked_at_in_each_call(name):
 
 
 def test_what_tells_functions_apart_tells_no_two_of_these_alike():
-    from fa3.flex.known_functions import signature
+    from fa3.flex.kept import signature
 
     def of_cells(*values):
         first, second = values
@@ -218,7 +218,7 @@ def of_attribute(s, b, h, q, k):
 
 
 def test_names_of_attributes_are_no_globals(monkeypatch):
-    from fa3.flex.known_functions import signature
+    from fa3.flex.kept import signature
 
     known = signature(of_attribute)
     assert known is not None

@@ -14,10 +14,12 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
 from fa3 import masks  # noqa: E402
 from fa3._options import Options  # noqa: E402
-from fa3.flex import attention, lists  # noqa: E402
+from fa3.flex import attention, kept  # noqa: E402
 from fa3.flex import device as device_of_scores  # noqa: E402
-from fa3.flex.call import BLOCKS, EVERY_KEY, NO_LENGTHS, Call, Listed, up_to_lists  # noqa: E402
-from fa3.flex.function.text import LONGEST  # noqa: E402
+from fa3.flex.call import EVERY_KEY  # noqa: E402
+from fa3.flex.decision import Decision, Listed  # noqa: E402
+from fa3.flex.function.text import MOST_ROWS  # noqa: E402
+from fa3.flex.functions import function_of  # noqa: E402
 from fa3.flex.query import Answer, lists_win  # noqa: E402
 
 ROWS, KEYS, HEADS, DIM = 300, 420, 4, 32
@@ -52,7 +54,7 @@ def walked(monkeypatch):
         return by_lists(q, k, v, blocks, *others, **options)
 
     monkeypatch.setattr(attention, "by_lists", recorded)
-    lists._known.clear()
+    kept.table.clear()
     return seen
 
 
@@ -146,8 +148,10 @@ def test_a_map_is_made_once_for_a_function_and_what_it_captures(walked, monkeypa
     loss = fa3.flex_attention(*inputs(), mask_mod=documents(owner)).sum()
     loss.backward()  # may save the map
     assert len(made) == 4 and inside.isfinite().all()
-    lists.keep("another", lists.Kept([], masks.BlockMask(owner, None)))
-    assert len(lists._known) == 3  # none of the clone, which is gone
+    kept.table.keep("another", masks.BlockMask(owner, None), bytes=8)
+    maps = [e for e in kept.table.entries.values() if e.bytes]
+    assert len(maps) == 3  # none of the clone, which is gone
+    assert kept.table.bytes == sum(e.bytes for e in maps)
 
 
 def test_a_map_is_that_of_the_calls_mask_window_and_shapes(walked):
@@ -192,14 +196,17 @@ def test_a_map_is_not_that_of_a_tensor_that_is_gone(walked):
 
 
 def test_maps_are_kept_up_to_their_size(monkeypatch):
-    monkeypatch.setattr(lists, "MOST_KEPT", 3 * 1024)
-    lists._known.clear()
-    kept = lists.Kept([], masks.BlockMask(torch.zeros(256, dtype=torch.int32), None))
+    monkeypatch.setattr(kept, "MOST_BYTES", 3 * 1024)
+    table = kept.Table()
+    table.keep("a decision", "lists")
     for name in "abcde":
-        lists.keep(name, kept)
-    assert [*lists._known] == ["c", "d", "e"]
-    lists.keep("large", lists.Kept([], masks.BlockMask(torch.zeros(1024), None)))
-    assert "large" not in lists._known
+        table.keep(name, name, bytes=1024)
+    assert [*table.entries] == ["a decision", "c", "d", "e"]
+    table.find("c")
+    table.keep("f", "f", bytes=1024)
+    assert [*table.entries] == ["a decision", "e", "c", "f"]
+    table.keep("large", "large", bytes=4096)
+    assert "large" not in table.entries and table.bytes == 3072
 
 
 @pytest.mark.parametrize("mask", [prefix, diagonal], ids=lambda m: m.__name__)
@@ -279,7 +286,7 @@ def test_the_library_is_asked_once_how_a_call_is_computed(monkeypatch):
 
 
 class OfAGpu:
-    """Answers of a library with kernels, for device.decide_backward()."""
+    """Answers of a library with kernels, for device.plan_backward()."""
 
     def __init__(self, monkeypatch, supported):
         self.supported, self.asked = supported, []
@@ -287,7 +294,7 @@ class OfAGpu:
 
     def ask(self, question, function, max_rows, tensors, q, k, v, options, further):
         _, sums, _ = further
-        way = "lists" if len(options) > BLOCKS else "function"
+        way = "lists" if Options(*options).block_mask is not None else "function"
         self.asked.append((way, any(s is not None and s[1] for s in sums)))
         return answer(self.asked[-1] in self.supported, reason=f"not {len(self.asked)}")
 
@@ -305,23 +312,21 @@ LISTS, FUNCTION = "lists", "function"
         ([], (False, None), 4),
     ],
 )
-def test_a_backward_pass_takes_the_best_way_that_is_supported(
-    monkeypatch, supported, decided, asked
-):
+def test_a_backward_pass_takes_the_best_that_is_supported(monkeypatch, supported, decided, asked):
     gpu = OfAGpu(monkeypatch, supported)
     bias = torch.zeros(2, HEADS, ROWS, 424, dtype=torch.bfloat16)
-    scores = attention.function_of(lambda s, b, h, q, k: s + bias[b, h, q, k])
-    function, tensors = attention.function_of(
+    scores = function_of(lambda s, b, h, q, k: s + bias[b, h, q, k])
+    function, tensors = function_of(
         lambda s, b, h, q, k: s + bias[b, h, q, k], lambda b, h, q, k: k < 99
     )
-    call = Call(function, 1.0, EVERY_KEY, NO_LENGTHS, [False], LONGEST, False, True, True)
-    call = call._replace(listed=Listed(scores[0], up_to_lists([False])))
+    listed = Listed(scores[0], EVERY_KEY, before_map=Options().around_block_mask()[0])
+    call = Decision(function, 1.0, EVERY_KEY, MOST_ROWS, False, True, listed=listed)
     q = torch.zeros(2, ROWS, HEADS, 64, dtype=torch.bfloat16)
     k = torch.zeros(2, 424, 2, 64, dtype=torch.bfloat16)
     lists_given = masks.BlockMask("blocks", "bits")
-    given = call, (0,), (q, k, k), tensors, lists_given, False
-    listed, stored, said = device_of_scores.decide_backward(*given)
-    assert (listed, stored) == decided and len(gpu.asked) == asked
+    given = call, (0,), (q, k, k), tensors, lists_given
+    has_lists, stored, said = device_of_scores.plan_backward(*given)
+    assert (has_lists, stored) == decided and len(gpu.asked) == asked
     assert said.supported == bool(supported) and (supported or said.reason == "not 4")
 
 
@@ -334,12 +339,12 @@ def test_what_is_captured_beside_a_mask_comes_first():
     def documents(b, h, q, k):
         return owner[q] == owner[k]
 
-    function, tensors = attention.function_of(alibi, documents)
-    alone, first = attention.function_of(alibi)
+    function, tensors = function_of(alibi, documents)
+    alone, first = function_of(alibi)
     assert attention.captures_first((alone, first), (function, tensors))
     assert [t is s for t, s in zip(tensors, (slopes, owner), strict=True)] == [True] * 2
     assert function.may_hide and not alone.may_hide
-    other, first = attention.function_of(lambda s, b, h, q, k: s + owner[k])
+    other, first = function_of(lambda s, b, h, q, k: s + owner[k])
     assert not attention.captures_first((other, first), (function, tensors))
 
 
@@ -442,10 +447,10 @@ def test_lists_beside_functions_keep_the_window_where_lengths_differ(monkeypatch
     calls = []
 
     def recorded(call, q, k, v, tensors, blocks, *_):
-        calls.append((call.listed.function, Options(*call.listed.options_with(blocks))))
+        calls.append((call.listed.score_only, Options(*call.listed.options_with(blocks))))
         return q, None
 
-    monkeypatch.setattr(attention, "forward", recorded)
+    monkeypatch.setattr(device_of_scores, "forward", recorded)
     monkeypatch.setattr(attention, "ask", lambda *_: answer(True))
     starts = torch.tensor([0, 140, 300], dtype=torch.int32)
     q, k, v = (x[0, :300].detach() for x in inputs())

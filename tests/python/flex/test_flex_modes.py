@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (  # noqa: E402
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-from warm_calls import forget, new_tables  # noqa: E402, F401
+from warm_calls import forget, new_table  # noqa: E402, F401
 
 ROWS, HEADS = 9, 2
 DRAW = torch.Generator().manual_seed(5)

@@ -35,11 +35,16 @@ from warm_calls import (  # noqa: E402
     forget,
     is_recorded,
     is_seen,
-    new_tables,  # noqa: F401
+    new_table,  # noqa: F401
     softcap,
 )
 
-from fa3.flex import attention, known_functions, prepared  # noqa: E402
+from fa3.flex import device, functions, kept  # noqa: E402
+from fa3.flex.decision import Decision  # noqa: E402
+
+
+def decisions():
+    return [e for e in kept.table.entries.values() if isinstance(e.value, Decision)]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -127,7 +132,7 @@ def test_autocast_is_looked_at():
 def test_what_a_switch_of_torchs_may_refuse_is_not_kept(decided):  # noqa: F811
     for _ in range(2):
         attend(bias=BIAS, deterministic=True)
-    assert len(decided) == 2 and not prepared._kept
+    assert len(decided) == 2 and not decisions()
 
 
 OPTIONS = {
@@ -192,7 +197,7 @@ def test_shapes_types_and_strides_are_looked_at(name):
 def test_whether_queries_are_contiguous_is_looked_at(monkeypatch):
     """Results may be new tensors like them then."""
     alike = []
-    monkeypatch.setattr(attention, "forward", lambda call, *_: alike.append(call) or (Q, None))
+    monkeypatch.setattr(device, "forward", lambda call, *_: alike.append(call) or (Q, None))
     for q in (Q, Q.transpose(1, 2).contiguous().transpose(1, 2)) * 2:
         flex(softcap, tensors=(q, K, V))
     assert [call.is_out_like for call in alike] == [True, False] * 2
@@ -265,11 +270,16 @@ def test_threads_have_calls_of_their_own():
             torch.testing.assert_close(mine, right)
 
 
-def test_tables_keep_their_size(monkeypatch):
-    monkeypatch.setattr(known_functions, "MOST", 3)
+def test_the_table_keeps_its_size_and_what_was_used_last(monkeypatch):
+    monkeypatch.setattr(kept, "MOST", 4)
+    made = []
+    trace = functions.trace
+    monkeypatch.setattr(functions, "trace", lambda f: made.append(f) or trace(f))
     for number in range(7):
+        flex(softcap)
         flex(lambda s, b, h, i, j, n=number: s * n)
-    assert len(prepared._kept) == len(known_functions._known) == 3
+    assert len(kept.table.entries) == 4
+    assert made.count(softcap) == 1 and len(made) == 8
 
 
 def test_what_is_kept_keeps_no_tensor_alive(decided):  # noqa: F811
@@ -279,7 +289,7 @@ def test_what_is_kept_keeps_no_tensor_alive(decided):  # noqa: F811
     flex(times, mask_mod=same)
     attend(bias=tensors[2], alibi_slopes=tensors[1], seqused_k=USED)
     gone = [weakref.ref(t) for t in tensors]
-    assert prepared._kept
+    assert decisions()
     del tensors, times, same
     decided.clear()
     assert [t() for t in gone] == [None] * 3
@@ -305,7 +315,7 @@ def test_what_cannot_be_told_apart_is_looked_up_in_each_call():
     by_dict = lambda s, b, h, i, j: s * table["factor"]  # noqa: E731
     by_method = lambda s, b, h, i, j: s * get("factor")  # noqa: E731
     by_list = lambda s, b, h, i, j: s * items[0]  # noqa: E731
-    assert known_functions.signature(by_method) is known_functions.signature(by_list) is None
+    assert kept.signature(by_method) is kept.signature(by_list) is None
     assert is_seen(lambda: flex(by_dict), lambda: table.update(factor=2.0))
     assert is_seen(lambda: flex(by_method), lambda: table.update(factor=3.0))
     assert is_seen(lambda: flex(by_list), lambda: items.append(items.pop() + 1))
@@ -314,12 +324,12 @@ def test_what_cannot_be_told_apart_is_looked_up_in_each_call():
 def test_a_number_is_known_by_its_type_and_value():
     np = pytest.importorskip("numpy", reason="NumPy is not installed")
     values = [2.0, 2, True, "2", None, 2**70, np.float64(2), np.float64(3), (2,), (2.0,), {2: 2}]
-    made = [known_functions.signature((value,)) for value in values]
+    made = [kept.signature((value,)) for value in values]
     assert made[5] is None  # more than 64 bits
     assert len({*made}) == len(values)
-    assert made == [known_functions.signature((value,)) for value in values]
+    assert made == [kept.signature((value,)) for value in values]
     nested = [((1,), 2), ((1, 2),), (1, (2,)), ({1: 2}, 3), ({1: 2, 3: ()},), ((1, 2), ())]
-    assert len({known_functions.signature(*value) for value in nested}) == len(nested)
+    assert len({kept.signature(*value) for value in nested}) == len(nested)
 
 
 class Otherwise(torch.Tensor):
@@ -331,8 +341,8 @@ class Otherwise(torch.Tensor):
 def test_a_tensor_without_an_exchange_table_is_known_too(decided):  # noqa: F811
     slopes = torch.tensor([0.5, 0.25]).as_subclass(Otherwise)
     score_mod = lambda s, b, h, i, j: s * slopes.shape[0] + slopes[h]  # noqa: E731
-    first = known_functions.signature(score_mod)
-    assert first is not None and known_functions.signature(score_mod) == first
+    first = kept.signature(score_mod)
+    assert first is not None and kept.signature(score_mod) == first
     slopes.data = torch.ones(3)
-    assert known_functions.signature(score_mod) != first
-    assert known_functions.signature(slopes) is None
+    assert kept.signature(score_mod) != first
+    assert kept.signature(slopes) is None

@@ -28,11 +28,11 @@ from warm_calls import (  # noqa: E402
     flex,
     is_recorded,
     is_seen,
-    new_tables,  # noqa: F401
+    new_table,  # noqa: F401
     softcap,
 )
 
-from fa3.flex import known_functions  # noqa: E402
+from fa3.flex import kept  # noqa: E402
 
 FACTOR, OPERATION = 2.0, torch.tanh
 constants = types.ModuleType("constants")
@@ -222,12 +222,12 @@ def test_what_stops_a_program_is_not_swallowed(raised, monkeypatch):
     captured = torch.ones(2).as_subclass(Refusing)
     by_cell = lambda s, b, h, i, j: s * captured  # noqa: E731
     monkeypatch.setattr(constants, "refusing", captured, raising=False)
-    assert known_functions.signature(by_cell) is None
-    assert known_functions.signature(asked_of_a_module) is not None
+    assert kept.signature(by_cell) is None
+    assert kept.signature(asked_of_a_module) is not None
     Refusing.raises = raised
     for function in (by_cell, asked_of_a_module):
         with pytest.raises(raised):
-            known_functions.signature(function)
-    monkeypatch.setattr(known_functions, "names_of", names_of)
+            kept.signature(function)
+    monkeypatch.setattr(kept, "names_of", names_of)
     with pytest.raises(raised):
-        known_functions.signature(lambda s, b, h, i, j: s)
+        kept.signature(lambda s, b, h, i, j: s)

@@ -29,7 +29,7 @@ from warm_calls import (  # noqa: E402
     flex,
     forget,
     is_seen,
-    new_tables,  # noqa: F401
+    new_table,  # noqa: F401
     softcap,
 )
 
@@ -101,9 +101,14 @@ def test_a_block_mask_that_is_gone_is_not_another_one(score_mod):
 
 def test_a_backward_pass_has_the_lists_of_its_forward_pass(monkeypatch):
     given, asked, device = [], [], attention.device
-    monkeypatch.setattr(device, "forward", lambda c, q, k, v, t, blocks, *_: given.append(blocks))
-    monkeypatch.setattr(device, "backward_way", lambda c, w, s, t, blocks: asked.append(blocks))
-    monkeypatch.setattr(attention, "walks_lists", lambda *_: True)  # as on a GPU
+
+    def forward(call, q, k, v, tensors, blocks, *_):
+        given.append(blocks)
+        return device.forward_by_torch(call, q, k, v, tensors, None)
+
+    monkeypatch.setattr(device, "forward", forward)
+    monkeypatch.setattr(device, "backward_plan", lambda c, w, s, t, blocks: asked.append(blocks))
+    monkeypatch.setattr(attention, "takes_lists", lambda *_: True)  # as on a GPU
     q = Q.clone().requires_grad_()
     first, second = torch.arange(ROWS) // 7, torch.arange(ROWS) // 5
 

@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
 from fa3.flex import device  # noqa: E402
-from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Call  # noqa: E402
+from fa3.flex.call import EVERY_KEY  # noqa: E402
+from fa3.flex.decision import Decision  # noqa: E402
 from fa3.flex.function.trace import trace  # noqa: E402
 
 SLOPES = torch.tensor([0.5, 0.25])
@@ -123,7 +124,8 @@ def test_what_cannot_be_translated_is_named(sentence):
 def test_a_kernel_that_refuses_leaves_the_call_to_torch_or_says_why(monkeypatch, only_kernels):
     function, tensors = trace(lambda s, b, h, i, j: s + SLOPES[h])
     own = [False, -1, -1, 0.0, 0.5]
-    here = Call(function, 0.5, EVERY_KEY, NO_LENGTHS, own, 0, False, True, True, only_kernels)
+    here = Decision(function, 0.5, EVERY_KEY, 0, False, True, only_kernels=only_kernels)
+    here = here._replace(options=own)
     q, k, v = (x.detach().bfloat16() for x in inputs(dtype=torch.float32))
     asked = []
 
@@ -143,5 +145,7 @@ def test_a_kernel_that_refuses_leaves_the_call_to_torch_or_says_why(monkeypatch,
             device.forward(here, q, k, v, tensors, None, False)
     else:
         with pytest.warns(device.SlowScores, match="torch operations, which is slow: not this"):
-            assert device.forward(here, q, k, v, tensors, None, False) is None
+            out, _ = device.forward(here, q, k, v, tensors, None, False)
+        by_torch, _ = device.forward_by_torch(here, q, k, v, tensors, None)
+        assert torch.equal(out, by_torch)
     assert len(asked) == 2

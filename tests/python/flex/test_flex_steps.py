@@ -22,7 +22,7 @@ from fa3.flex.function.pieces import (  # noqa: E402
     gradient_texts_of,
     pieces_of,
 )
-from fa3.flex.known_functions import function_of  # noqa: E402
+from fa3.flex.functions import function_of  # noqa: E402
 
 slopes = functions.randn(HEADS, dtype=torch.float32, seed=1)
 of_rows = functions.randn(HEADS, ROWS, dtype=torch.float32, seed=2)

@@ -32,8 +32,8 @@ from fa3.flex.function.pieces import (  # noqa: E402
     gradient_texts_of,
     pieces_of,
 )
-from fa3.flex.function.text import LONGEST  # noqa: E402
-from fa3.flex.known_functions import function_of  # noqa: E402
+from fa3.flex.function.text import MOST_ROWS  # noqa: E402
+from fa3.flex.functions import function_of  # noqa: E402
 
 
 @pytest.mark.parametrize("make", functions.ALL, ids=lambda make: make.__name__)
@@ -216,10 +216,12 @@ def test_bounds_of_integers_hold():
 
 
 def test_small_integers_become_floats_exactly(tmp_path):
-    where = torch.tensor([[0, 0, q, k] for q in (0, 1, LONGEST - 1) for k in (0, 7, LONGEST - 1)])
+    where = torch.tensor(
+        [[0, 0, q, k] for q in (0, 1, MOST_ROWS - 1) for k in (0, 7, MOST_ROWS - 1)]
+    )
     function, tensors = function_of(lambda s, b, h, q, k: s * 0 + (q - k) * 1.0)
     assert "small_to_float" in pieces_of(function).text
-    assert "small_to_float" not in pieces_of(function, longest=2**31).text
+    assert "small_to_float" not in pieces_of(function, max_rows=2**31).text
     results = of_text(function, tensors, torch.zeros(len(where)), where.to(torch.int32), tmp_path)
     assert results.tolist() == [float(q - k) for _, _, q, k in where.tolist()]
 

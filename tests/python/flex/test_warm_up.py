@@ -12,7 +12,7 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 import fa3.flex  # noqa: E402, F811
 from fa3.flex import device as scores  # noqa: E402
 from fa3.flex import tiles  # noqa: E402
-from fa3.flex.device import is_only_compiling, only_compiling  # noqa: E402
+from fa3.flex.device import mode, only_compiling  # noqa: E402
 
 ROWS, HEADS = 40, 2
 
@@ -46,22 +46,22 @@ def test_it_takes_the_arguments_of_the_call_and_computes_nothing(name, learn, mo
         monkeypatch.setattr(tiles, step, None)
     q, k, v = inputs(learn=learn)
     fa3.flex.warm_up(q, k, v, **calls_of("cpu")[name])
-    assert q.grad is None and not is_only_compiling()
+    assert q.grad is None and not mode.only_compiles
 
 
 def test_it_refuses_what_the_call_refuses():
     with pytest.raises(fa3.InvalidArgument, match="bias: expected"):
         fa3.flex.warm_up(*inputs(), bias=torch.zeros(3, 1, 1, 1))
-    assert not is_only_compiling()
+    assert not mode.only_compiles
 
 
 def test_other_threads_compute():
     seen = []
     with only_compiling():
-        thread = threading.Thread(target=lambda: seen.append(is_only_compiling()))
+        thread = threading.Thread(target=lambda: seen.append(mode.only_compiles))
         thread.start()
         thread.join()
-        assert is_only_compiling()
+        assert mode.only_compiles
     assert seen == [False]
 
 
@@ -76,11 +76,11 @@ def test_both_passes_are_asked_to_compile_alone(monkeypatch, learn):
     bias = torch.randn(1, HEADS, ROWS, ROWS, requires_grad=learn)
     function, tensors = fa3.flex.bias.function_with(bias, None, None)
     q, k, v = inputs(dtype=torch.bfloat16, learn=False)
-    call = fa3.flex.prepared.of_function(
+    call = fa3.flex.decision.decided(
         function, tensors, q, k, v, fa3.flex.call.EVERY_KEY, None, fa3.flex.call.NO_LENGTHS
-    ).call._replace(has_kernels=True)
-    for mode in (contextlib.nullcontext(), only_compiling()):
-        with mode:
+    )._replace(has_kernels=True)
+    for compiling in (contextlib.nullcontext(), only_compiling()):
+        with compiling:
             scores.forward(call, q, k, v, tensors, None, True)
     assert [step for step, _ in asked] == ["forward"] * 2 and asked[1][1] is True
     assert asked[0][1] is not True

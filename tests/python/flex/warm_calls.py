@@ -10,7 +10,8 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from torch.nn.attention.flex_attention import create_block_mask  # noqa: E402
 
 from fa3 import masks  # noqa: E402
-from fa3.flex import attention, bias, known_functions, lists, prepared  # noqa: E402
+from fa3.flex import attention, bias, query  # noqa: E402
+from fa3.flex.kept import table  # noqa: E402
 
 BATCH, ROWS, HEADS, DIM = 2, 24, 2, 8
 DRAW = torch.Generator().manual_seed(3)
@@ -18,13 +19,12 @@ Q, K, V = (torch.randn(BATCH, ROWS, HEADS, DIM, generator=DRAW) for _ in range(3
 
 
 @pytest.fixture(autouse=True)
-def new_tables():
+def new_table():
     forget()
 
 
 def forget():
-    for table in (prepared._kept, known_functions._known, lists._known):
-        table.clear()
+    table.clear()
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def decided(monkeypatch):
     """The calls for which something was decided."""
     made = []
     for module in (attention, bias):
-        own = module.prepare
+        own = module.decide
         recorded = lambda *given, own=own: made.append(given) or own(*given)  # noqa: E731
-        monkeypatch.setattr(module, "prepare", recorded)
+        monkeypatch.setattr(module, "decide", recorded)
     return made
 
 
@@ -110,3 +110,15 @@ CALLS = {
     "a step with slopes": lambda: attend(alibi_slopes=SLOPES, causal=True, **STEP),
     "packed slopes": lambda: attend((Q[0], K[0], V[0]), alibi_slopes=SLOPES, **PACKED),
 }
+
+
+def kernels_on_the_cpu(monkeypatch, kernel):
+    """New decisions are those of a GPU that has kernels, and kernel(...) stands for the library's
+    forward_with_score()."""
+    for module in (attention, bias):
+        decided = module.decided
+        with_kernels = lambda *x, of=decided, **y: of(*x, **y)._replace(has_kernels=True)  # noqa: E731
+        monkeypatch.setattr(module, "decided", with_kernels)
+    monkeypatch.setattr(attention.device._native, "forward_with_score", kernel)
+    monkeypatch.setattr(query, "nvrtc_path", lambda: None)
+    forget()

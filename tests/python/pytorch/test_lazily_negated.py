@@ -12,7 +12,7 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from fa3 import _native  # noqa: E402
 from fa3.distributed import backward_step, forward_step  # noqa: E402
 from fa3.flex import attention  # noqa: E402
-from fa3.flex.known_functions import signature  # noqa: E402
+from fa3.flex.kept import signature  # noqa: E402
 
 ROWS, HEADS = 12, 2
 DRAW = torch.Generator().manual_seed(1)

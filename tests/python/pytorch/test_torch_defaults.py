@@ -80,10 +80,9 @@ CALLS = {
     ids=["meta", "float64", "bfloat16"],
 )
 def test_defaults_change_no_result(name, default):
-    from fa3.flex import bias, prepared
+    from fa3.flex.kept import table
 
-    for known in (prepared._kept, bias.traced):  # of calls before
-        getattr(known, "cache_clear", getattr(known, "clear", None))()
+    table.clear()  # of what calls before have left
     with defaults(**default):
         actual = CALLS[name]()
     expected = CALLS[name]()

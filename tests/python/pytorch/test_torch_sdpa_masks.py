@@ -158,9 +158,9 @@ def test_compiled_programs_have_the_same_results(device, calls):
 
 def test_one_map_serves_all_layers_of_a_step(device, calls, monkeypatch):
     from fa3 import masks
-    from fa3.flex import lists
+    from fa3.flex.kept import table
 
-    lists._known.clear()
+    table.clear()
     made = []
     dense = masks.from_dense
     monkeypatch.setattr(masks, "from_dense", lambda *a, **k: made.append(1) or dense(*a, **k))

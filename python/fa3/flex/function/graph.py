@@ -102,24 +102,24 @@ class Graph:
                 needed.update(self.nodes[number].arguments)
         return sorted(needed)
 
-    def bounds(self, number, longest):
+    def bounds(self, number, max_rows):
         """(least, largest) of an integer, both None where they are not known.
 
-        longest: what no index of a query, key, head or sequence reaches.
+        max_rows: what no index of a query, key, head or sequence reaches.
         """
-        key = number, longest
+        key = number, max_rows
         if key not in self._bounds:
-            self._bounds[key] = self._find_bounds(number, longest)
+            self._bounds[key] = self._find_bounds(number, max_rows)
         return self._bounds[key]
 
-    def _find_bounds(self, number, longest):
+    def _find_bounds(self, number, max_rows):
         node = self.nodes[number]
         if node.kind != INT:
             return (0, 1) if node.kind == BOOL else UNKNOWN
         if node.op == "constant":
             return node.value, node.value
         if node.op in (BATCH, HEAD, QUERY, KEY):
-            return 0, longest - 1
+            return 0, max_rows - 1
         rule = BOUNDS.get(node.op)
-        of = [self.bounds(a, longest) for a in node.arguments]
+        of = [self.bounds(a, max_rows) for a in node.arguments]
         return UNKNOWN if rule is None else rule(*of)

@@ -16,7 +16,7 @@ from fa3.flex.function.steps import (
     run_of,
     step_of,
 )
-from fa3.flex.function.text import ELEMENTS, LONGEST, NARROW, body, indices, name_of
+from fa3.flex.function.text import ELEMENTS, MOST_ROWS, NARROW, body, indices, name_of
 
 # fa3_score_kind and fa3_element_kind.
 ANY, ADDED, KEY_TERM, ROW_LINE, ROW_LINES = range(5)
@@ -59,8 +59,8 @@ class Load(NamedTuple):
     step: int = 0
 
 
-def pieces_of(function, longest=LONGEST):
-    """The Pieces of a function, where no sequence has more rows than `longest`.
+def pieces_of(function, max_rows=MOST_ROWS):
+    """The Pieces of a function, where no sequence has more rows than `max_rows`.
 
     They depend on the tensors' types and ranks beside that.
     """
@@ -69,14 +69,14 @@ def pieces_of(function, longest=LONGEST):
     load = None
     if kind in (ANY, ADDED):
         added = returned[0] if kind == ADDED else None
-        load = load_of(graph, graph.needed_for(*returned), function.types, added, longest)
+        load = load_of(graph, graph.needed_for(*returned), function.types, added, max_rows)
     names = ", ".join(name_of(graph, n) for n in returned)
     end = f"return {{{names}}};" if kind in (ROW_LINE, ROW_LINES) else f"return {names};"
     x = None if load is None else load.number
-    text = body(function, longest, returned, after=[end], x=x)
+    text = body(function, max_rows, returned, after=[end], x=x)
     operations = {graph.nodes[n].op for n in graph.needed_for(*returned)}
     repeats = not function.types and "tanh" in operations
-    element = None if load is None else element_of(function, load, longest)
+    element = None if load is None else element_of(function, load, max_rows)
     return Pieces(kind, text, element, repeats)
 
 
@@ -95,11 +95,11 @@ def returned_by(graph, result):
     return (ROW_LINE if is_straight else ROW_LINES), [added, step]
 
 
-def load_of(graph, needed, types, added, longest):
+def load_of(graph, needed, types, added, max_rows):
     """The Load whose element becomes x, if there is one; else None. added: the node of what is
     added to the score, if the function does nothing else."""
     ahead = loaded_ahead(graph, needed, types)
-    run = None if added is None else run_of(graph, added, longest)
+    run = None if added is None else run_of(graph, added, max_rows)
     if run is None:
         return ahead
     if ahead is not None and (ahead.kind == OF_SCORE or asks(graph, ahead.indices, QUERY)):
@@ -129,22 +129,22 @@ def loaded_ahead(graph, numbers, types):
     return Load(number, OF_KEY, others)
 
 
-def element_of(function, load, longest):
+def element_of(function, load, max_rows):
     graph, tensor = function.graph, function.graph.nodes[load.number].value
-    places = indices(graph, load.indices, longest)
+    places = indices(graph, load.indices, max_rows)
     if load.step:
         places[-1] = name_of(graph, load.indices[-1])
     of_heads = [i for i, number in enumerate(load.indices) if asks(graph, [number], HEAD)]
-    text = body(function, longest, load.indices, after=[f"return at({', '.join(places)});"])
+    text = body(function, max_rows, load.indices, after=[f"return at({', '.join(places)});"])
     kind = ELEMENTS[function.types[tensor]]
     return Element(load.kind, tensor, load.step, of_heads[0] if of_heads else -1, kind, text)
 
 
-def gradient_texts_of(function, gradient, longest=LONGEST):
+def gradient_texts_of(function, gradient, max_rows=MOST_ROWS):
     graph, slope = function.graph, None
     if graph.nodes[gradient.score].op != COTANGENT:
         one, end = "const float gradient = 1.0f;", f"return {name_of(graph, gradient.score)};"
-        slope = body(function, longest, [gradient.score], before=[one], after=[end])
+        slope = body(function, max_rows, [gradient.score], before=[one], after=[end])
     if not gradient.loads:
         return GradientTexts(slope, None, False)
     needed, statements, summed = [], [], set()
@@ -159,20 +159,20 @@ def gradient_texts_of(function, gradient, longest=LONGEST):
         elif (add, node.value) in summed:
             add = "add"
         summed.add((add, node.value))
-        statements.append(added_gradient(graph, add, node, value, step, longest))
+        statements.append(added_gradient(graph, add, node, value, step, max_rows))
         needed += [value, *node.arguments]
-    text = body(function, longest, needed, after=statements)
+    text = body(function, max_rows, needed, after=statements)
     return GradientTexts(slope, text, asks(graph, needed, SCORE))
 
 
-def added_gradient(graph, add, load, value, step, longest):
+def added_gradient(graph, add, load, value, step, max_rows):
     """The statement that adds to the gradient of what was loaded."""
     places = [*load.arguments]
     number = load.value
     if add == "add_for_distance":
         *others, last = places
-        arguments = [name_of(graph, last), *indices(graph, others, longest)]
+        arguments = [name_of(graph, last), *indices(graph, others, max_rows)]
         number = f"{number}, {step}"
     else:
-        arguments = indices(graph, places, longest)
+        arguments = indices(graph, places, max_rows)
     return f"{add}<{number}>({', '.join([name_of(graph, value), *arguments])});"

@@ -55,7 +55,7 @@ def added_to_score(graph, number):
     return None if before is None else make.of(node.op, before, added)
 
 
-def run_of(graph, added, longest):
+def run_of(graph, added, max_rows):
     """The Run of the one load that asks for the key, if there is one; else None."""
     asking = [
         n
@@ -71,7 +71,7 @@ def run_of(graph, added, longest):
     if step is not None:
         return Run(asking[0], step, False)
     # A negative index counts from the end, where one that bounds hold may be the same element.
-    least, _ = graph.bounds(last, longest)
+    least, _ = graph.bounds(last, max_rows)
     step = step_within(graph, last) if least is not None and least >= 0 else None
     return None if step is None else Run(asking[0], step, True)
 

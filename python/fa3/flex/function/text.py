@@ -32,20 +32,20 @@ ELEMENTS = {
 
 NARROW = torch.float16, torch.bfloat16
 SMALL = 2**22  # small_to_float() takes numbers below
-LONGEST = SMALL // 2  # so that it takes the distance of two indices
+MOST_ROWS = SMALL // 2  # so that it takes the distance of two indices
 
 
-def body(function, longest, numbers, before=(), after=(), x=None):
+def body(function, max_rows, numbers, before=(), after=(), x=None):
     """Lines that compute these nodes, and others around them. x: the load that is the body's
     argument x.
 
-    longest: what no index of a row, head or sequence reaches.
+    max_rows: what no index of a row, head or sequence reaches.
     """
     graph, lines = function.graph, ["using namespace score;", *before]
     for number in needed_beside(graph, numbers, x):
         node = graph.nodes[number]
         if node.op not in NAMES:
-            value = "x" if number == x else expression(graph, node, function.types, longest)
+            value = "x" if number == x else expression(graph, node, function.types, max_rows)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")
     return "\n".join([*lines, *after, ""])
 
@@ -63,24 +63,24 @@ def name_of(graph, number):
     return NAMES.get(graph.nodes[number].op, f"x{number}")
 
 
-def indices(graph, arguments, longest):
+def indices(graph, arguments, max_rows):
     """Of a captured tensor; those that are known to be at least 0 cost less."""
     names = [name_of(graph, a) for a in arguments]
-    bounds = [graph.bounds(a, longest) for a in arguments]
+    bounds = [graph.bounds(a, max_rows) for a in arguments]
     return [
         f"unsigned({name})" if least is not None and least >= 0 else name
         for name, (least, _) in zip(names, bounds, strict=True)
     ]
 
 
-def expression(graph, node, types, longest):
+def expression(graph, node, types, max_rows):
     arguments = [name_of(graph, a) for a in node.arguments]
-    bounds = [graph.bounds(a, longest) for a in node.arguments]
+    bounds = [graph.bounds(a, max_rows) for a in node.arguments]
     if node.op == "constant":
         return literal(node.value)
     if node.op == "load":
         element = ELEMENTS[types[node.value]]
-        places = ", ".join(indices(graph, node.arguments, longest))
+        places = ", ".join(indices(graph, node.arguments, max_rows))
         return f"load<{element}, {node.value}>({places})"
     if node.op == "to_float" and is_small(*bounds[0]):
         return f"small_to_float({arguments[0]})"

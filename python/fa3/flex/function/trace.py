@@ -40,23 +40,23 @@ class Function:
         self.types = types
         self.is_fixed = is_fixed  # nothing but the captured tensors' elements may change
         self.clamps = False  # indices out of range, on a CPU too, where others are refused
-        self.is_known = False  # one object does the same with the same tensors (known_functions.py)
-        self.heads = {}  # device.py: by the text's `longest`
+        self.is_known = False  # one object does the same with the same tensors (functions.py)
+        self.heads = {}  # query.py: by max_rows
         self._gradients = {}
         self._pieces = {}
         self._lock = threading.Lock()  # a gradient adds nodes
 
-    def pieces(self, longest):
+    def pieces(self, max_rows):
         """As CUDA (pieces.py): made once."""
-        if longest not in self._pieces:
-            self._pieces[longest] = pieces_of(self, longest)
-        return self._pieces[longest]
+        if max_rows not in self._pieces:
+            self._pieces[max_rows] = pieces_of(self, max_rows)
+        return self._pieces[max_rows]
 
-    def gradient_texts(self, wanted, longest):
+    def gradient_texts(self, wanted, max_rows):
         """The GradientTexts of the score and of the tensors of these numbers."""
-        key = wanted, longest
+        key = wanted, max_rows
         if key not in self._pieces:
-            self._pieces[key] = gradient_texts_of(self, self.gradient(wanted), longest)
+            self._pieces[key] = gradient_texts_of(self, self.gradient(wanted), max_rows)
         return self._pieces[key]
 
     def gradient(self, wanted):
