@@ -69,6 +69,62 @@ static inline void fa3_ring_init(fa3_ring* ring) {
 FA3_API fa3_status fa3_ring_rows(const fa3_ring* ring, int32_t world, int32_t rank,
                                  int32_t document, int64_t rows[4]);
 
+/** Neighbouring rows of a document: the positions [begin, end) in it. */
+typedef struct fa3_ring_piece {
+  int64_t document, begin, end;
+} fa3_ring_piece;
+
+/** Rows and keys, half-open, between which the mask is one band: a row sees a key if
+ * low <= key - row <= high. Rows and keys count from the first one of the lists of pieces. */
+typedef struct fa3_ring_rectangle {
+  int64_t rows[2], keys[2];
+  int64_t low, high;  /**< from -2^60 to 2^60, which bound nothing */
+  int64_t document;   /**< that the rows and keys belong to */
+  int64_t query, key; /**< positions of the first row and the first key in it */
+} fa3_ring_rectangle;
+
+/** The fewest rectangles that see what a mask shows between rows and keys, in the order of the
+ * documents. The schedules of fa3_ring_forward() and of the Python package are made of them.
+ *
+ * @param rows, keys  pieces, of documents in ascending order
+ * @param window      keys to the left and to the right of its own position that a query sees; -1:
+ * all
+ * @param step        if not 0, a rectangle has rows of one piece and keys of one piece, and begins
+ * a multiple of it behind their beginnings
+ * @param found       gets the rectangles, if there is room for all
+ * @param count       the room in `found`; gets the number of rectangles */
+FA3_API fa3_status fa3_ring_rectangles(const fa3_ring_piece* rows, int64_t num_rows,
+                                       const fa3_ring_piece* keys, int64_t num_keys,
+                                       const int64_t window[2], int64_t step,
+                                       fa3_ring_rectangle* found, int64_t* count);
+
+/** Which rectangles are sequences of one call. */
+typedef enum fa3_ring_join {
+  FA3_RING_APART = 0,    /**< none: each is a call */
+  FA3_RING_IN_ORDER = 1, /**< of one mask, rows and keys behind those of the one before */
+  FA3_RING_TOUCHING = 2, /**< the same, without rows between two of them */
+  FA3_RING_WHOLE = 3     /**< all, whose masks are alike */
+} fa3_ring_join;
+
+/** A call of fa3_forward(): rows and keys, and the mask as options say it. */
+typedef struct fa3_ring_call {
+  int64_t rows[2], keys[2];
+  int64_t window_left, window_right, window_shift;
+  int64_t document, query, key; /**< those of the first rectangle */
+  int64_t num_lengths;          /**< of each side, 0 for one sequence */
+} fa3_ring_call;
+
+/** The calls that compute rectangles.
+ *
+ * @param of           `count` rectangles
+ * @param join         an fa3_ring_join
+ * @param calls        has room for `count` calls
+ * @param num_calls    gets the number of calls
+ * @param lengths      has room for 8 numbers a rectangle: for each call of several sequences the
+ *                     cumulative lengths of its rows, then those of its keys */
+FA3_API fa3_status fa3_ring_calls(const fa3_ring_rectangle* of, int64_t count, int32_t join,
+                                  fa3_ring_call* calls, int64_t* num_calls, int32_t* lengths);
+
 /** Bytes of workspace a rank that fa3_ring_forward_agree() and fa3_ring_backward_agree() need. */
 #define FA3_RING_AGREE_BYTES 1024
 

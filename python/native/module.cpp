@@ -11,6 +11,7 @@
 #include "mla.h"
 #include "passes.h"
 #include "reader.h"
+#include "ring.h"
 #include "score.h"
 #include "signature.h"
 #include "tensor.h"
@@ -410,6 +411,8 @@ PyMethodDef g_methods[] = {
     {"signature", fast(signature), METH_FASTCALL, nullptr},
     {"keep_block_lists", keep_block_lists, METH_O, nullptr},
     {"keep_block_lists_of", keep_block_lists_of, METH_VARARGS, nullptr},
+    {"ring_rectangles", ring_rectangles, METH_VARARGS, nullptr},
+    {"ring_calls", ring_calls, METH_VARARGS, nullptr},
     {"dropout_mask", fast(dropout_mask), METH_FASTCALL, nullptr},
     {"available_threads", available_threads, METH_NOARGS, nullptr},
     {"ffi_handlers", ffi_handlers, METH_NOARGS, nullptr},

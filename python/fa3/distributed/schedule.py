@@ -14,14 +14,17 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fa3.distributed.cover import (
+    APART,
+    IN_ORDER,
+    TOUCHING,
+    WHOLE,
     Call,
     Mask,
     Rectangle,
     by_document,
-    call_of_whole,
     calls_of,
-    cell,
     rectangles,
+    with_itself,
 )
 from fa3.distributed.layout import Piece, count, joined_pieces, pieces
 
@@ -174,7 +177,7 @@ class Schedule:
         apart |= {document for document, of in held.items() if len(of) > 1}
         whole = [of[0] for document, of in held.items() if document not in apart]
         return (
-            [cell(piece, piece, self.mask) for piece in whole],
+            [with_itself(row, piece, self.mask) for row, piece in whole],
             [one for one in found if one.origin.document in apart],
         )
 
@@ -183,7 +186,7 @@ class Schedule:
         _, runs = self.keys_of((rank,))
         rows = self.num_rows(rank)
         found = self.found_of(rank)[0]
-        return Stage(rows, fetches_of([(0, rows)], runs), call_of_whole(found))
+        return Stage(rows, fetches_of([(0, rows)], runs), calls_of(found, WHOLE))
 
     def _stage(self, rank: int, index: int) -> Stage:
         if self.is_apart and index == 0:
@@ -204,7 +207,8 @@ class Schedule:
             return starts[at] + key - begins[at]
 
         moved = [one.moved(place(one.keys[0])) for one in found]
-        calls = calls_of(moved, self.joins, touching=self.is_apart)
+        join = APART if not self.joins else TOUCHING if self.is_apart else IN_ORDER
+        calls = calls_of(moved, join)
         return Stage(starts[-1], fetches_of(wanted, runs), calls)
 
     def _keys_of(self, ranks: tuple[int, ...]) -> tuple[list[Piece], list[Run]]:

@@ -1,10 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ring/schedule/cover.h"
 
+#include <iterator>
 #include <optional>
 
 namespace fa3::ring {
 namespace {
+
+using Grid = std::vector<std::vector<Rectangle>>;  // of neighbouring cells: [rows][keys]
+using Pieces = std::vector<Piece>::const_iterator;
+
+// The pieces of the document that `from` is one of end there.
+Pieces end_of_document(Pieces from, Pieces end) {
+  return std::find_if(from, end, [&](const Piece& of) { return of.document != from->document; });
+}
+
+// The mask between some rows and some keys of a document.
+Grid grid_of(const Mask& mask, Pieces rows, Pieces rows_end, Pieces keys, Pieces keys_end) {
+  Grid grid;
+  for (; rows != rows_end; ++rows) {
+    std::vector<Rectangle>& line = grid.emplace_back();
+    for (Pieces of = keys; of != keys_end; ++of) {
+      // Positions are indices plus these.
+      const int64_t moved = (of->positions.begin - of->row) - (rows->positions.begin - rows->row);
+      const Band band = {mask.left == kUnbounded ? -kFar : -mask.left - moved,
+                         mask.right == kUnbounded ? kFar : mask.right - moved};
+      line.push_back({{rows->row, rows->row + rows->positions.count()},
+                      {of->row, of->row + of->positions.count()},
+                      band,
+                      {rows->document, rows->positions.begin, of->positions.begin}});
+    }
+  }
+  return grid;
+}
+
+// Calls visit(grid) for each document of which there are rows and keys, until it returns false.
+template <class Visit>
+void for_each_document(const std::vector<Piece>& rows, const std::vector<Piece>& keys,
+                       const Mask& mask, const Visit& visit) {
+  Pieces row = rows.begin(), key = keys.begin();
+  while (row != rows.end() && key != keys.end()) {
+    const Pieces row_end = end_of_document(row, rows.end());
+    const Pieces key_end = end_of_document(key, keys.end());
+    if (row->document == key->document && !visit(grid_of(mask, row, row_end, key, key_end))) {
+      return;
+    }
+    const int64_t document = std::min(row->document, key->document);
+    if (row->document == document) row = row_end;
+    if (key->document == document) key = key_end;
+  }
+}
+
+bool sees_nothing(const Grid& grid) {
+  return std::ranges::all_of(grid, [](const auto& cells) {
+    return std::ranges::all_of(cells, [](const Rectangle& c) { return c.normal() == kNothing; });
+  });
+}
 
 // The part of a grid's rows and columns from one on.
 Grid part(const Grid& grid, size_t row, size_t row_end, size_t column, size_t column_end) {
@@ -19,13 +70,14 @@ Grid part(const Grid& grid, size_t row, size_t row_end, size_t column, size_t co
 // One rectangle that sees what all the cells see, if there is one.
 std::optional<Rectangle> joined(const Grid& grid) {
   const Rectangle &first = grid.front().front(), &last = grid.back().back();
-  Rectangle whole = {{first.rows.begin, last.rows.end}, {first.keys.begin, last.keys.end}, {}};
+  Rectangle whole = {
+      {first.rows.begin, last.rows.end}, {first.keys.begin, last.keys.end}, {}, first.origin};
   for (const auto& line : grid) {
     for (const Rectangle& of : line) {
       for (const Band& band : {of.normal(), of.band}) {
         const bool fits = std::ranges::all_of(grid, [&](const auto& cells) {
           return std::ranges::all_of(cells, [&](const Rectangle& cell) {
-            return Rectangle{cell.rows, cell.keys, band}.normal() == cell.normal();
+            return Rectangle{cell.rows, cell.keys, band, {}}.normal() == cell.normal();
           });
         });
         whole.band = band;
@@ -52,10 +104,19 @@ std::vector<Rectangle> fewest(const Grid& grid) {
   return best;
 }
 
-Call call_of(const Rectangle& of) {
-  const Band band = of.normal();
+// The cells that see anything.
+std::vector<Rectangle> seen_cells(const Grid& grid) {
+  std::vector<Rectangle> found;
+  for (const auto& line : grid) {
+    std::ranges::copy_if(line, std::back_inserter(found),
+                         [](const Rectangle& cell) { return cell.normal() != kNothing; });
+  }
+  return found;
+}
+
+Call call_of(const Rectangle& of, const Band& band) {
   const int64_t corner = of.keys.end - of.rows.end;  // key - query on the diagonal of the call
-  Call call = {.rows = of.rows, .keys = of.keys};
+  Call call = {.rows = of.rows, .keys = of.keys, .origin = of.origin};
   if (band.low == -kFar && band.high == kFar) return call;
   if (band.low == -kFar) {
     call.window.right = 0;
@@ -102,25 +163,38 @@ bool Call::has_one_key() const {
   return false;
 }
 
-bool sees_nothing(const Grid& grid) {
-  return std::ranges::all_of(grid, [](const auto& cells) {
-    return std::ranges::all_of(cells, [](const Rectangle& c) { return c.normal() == kNothing; });
+std::vector<Rectangle> rectangles_of(const std::vector<Piece>& rows, const std::vector<Piece>& keys,
+                                     const Mask& mask, int64_t step) {
+  std::vector<Rectangle> found;
+  for_each_document(rows, keys, mask, [&](const Grid& grid) {
+    for (const Rectangle& one : step != 0 ? seen_cells(grid) : fewest(grid)) {
+      found.push_back(one.trimmed(std::max<int64_t>(step, 1)));
+    }
+    return true;
   });
-}
-
-std::vector<Rectangle> cover(const Grid& grid) {
-  std::vector<Rectangle> found = fewest(grid);
-  for (Rectangle& one : found) one = one.trimmed();
   return found;
 }
 
-std::vector<Call> calls_of(const std::vector<Rectangle>& found, bool joins) {
+bool sees(const std::vector<Piece>& rows, const std::vector<Piece>& keys, const Mask& mask) {
+  bool any = false;
+  for_each_document(rows, keys, mask, [&](const Grid& grid) {
+    any = !sees_nothing(grid);
+    return !any;
+  });
+  return any;
+}
+
+std::vector<Call> calls_of(const std::vector<Rectangle>& found, Join join) {
   std::vector<Call> calls;
   for (const Rectangle& one : found) {
-    const Call next = call_of(one);
+    const bool is_whole = join == Join::kWhole;
+    const Call next = call_of(one, is_whole ? one.band : one.normal());
     const auto before = std::ranges::find_if(calls, [&](const Call& call) {
-      return joins && call.window == next.window && call.shift == next.shift &&
-             call.rows.end <= next.rows.begin && call.keys.end <= next.keys.begin;
+      if (is_whole || join == Join::kApart) return is_whole;
+      const bool follows = join == Join::kTouching ? call.rows.end == next.rows.begin
+                                                   : call.rows.end <= next.rows.begin;
+      return follows && call.window == next.window && call.shift == next.shift &&
+             call.keys.end <= next.keys.begin;
     });
     if (before == calls.end()) {
       calls.push_back(next);

@@ -5,7 +5,7 @@
 // A query at position i of its document sees the key at position j if low <= j - i <= high. Rows
 // and keys that a rank holds are pieces of documents, so between the index of a row and that of a
 // key the same rule holds, piece by piece, with bounds moved. Pieces need only one call where one
-// band says the same for all of them.
+// band says the same for all of them. include/fa3/ring.h offers rectangles and calls to callers.
 #pragma once
 
 #include <algorithm>
@@ -41,10 +41,26 @@ struct Band {
 };
 inline constexpr Band kNothing = {kFar, -kFar};
 
+// Rows of a document that a rank has, and where they are among all rows of the rank.
+struct Piece {
+  int64_t document = 0;
+  Range positions;
+  int64_t row = 0;
+};
+
+// A document, and positions of a query and a key in it.
+struct Origin {
+  int64_t document = 0;
+  int64_t query = 0;
+  int64_t key = 0;
+  bool operator==(const Origin&) const = default;
+};
+
 struct Rectangle {
   Range rows;
   Range keys;
   Band band;
+  Origin origin;  // of the first row and key
 
   // The band without bounds that exclude nothing here; kNothing if nothing is seen.
   Band normal() const {
@@ -53,13 +69,17 @@ struct Rectangle {
     return {band.low > nearest ? band.low : -kFar, band.high < farthest ? band.high : kFar};
   }
 
-  // Without rows that see no key and keys that no row sees.
-  Rectangle trimmed() const {
+  // Without rows that see no key and keys that no row sees; whole steps at the beginnings.
+  Rectangle trimmed(int64_t step = 1) const {
     Rectangle r = *this;
-    r.rows.begin += std::max<int64_t>(0, keys.begin - band.high - rows.begin);
+    const int64_t first = std::max<int64_t>(0, keys.begin - band.high - rows.begin);
+    r.rows.begin += first / step * step;
     r.rows.end = std::min(rows.end, keys.end - band.low);
-    r.keys.begin += std::max<int64_t>(0, r.rows.begin + band.low - keys.begin);
+    const int64_t first_key = std::max<int64_t>(0, r.rows.begin + band.low - keys.begin);
+    r.keys.begin += first_key / step * step;
     r.keys.end = std::min(keys.end, r.rows.end + band.high);
+    r.origin.query += r.rows.begin - rows.begin;
+    r.origin.key += r.keys.begin - keys.begin;
     return r;
   }
 };
@@ -72,21 +92,31 @@ struct Call {
   Mask window;
   int64_t shift = 0;
   std::vector<int32_t> cu_rows, cu_keys;
+  Origin origin;  // of the first sequence
   bool operator==(const Call&) const = default;
 
   // Whether a sequence has one key.
   bool has_one_key() const;
 };
 
-using Grid = std::vector<std::vector<Rectangle>>;  // of neighbouring cells: [rows][keys]
+// The rectangles of all documents between two lists of pieces, whose documents ascend: as few as
+// see what the mask shows. step: if not 0, of one piece of rows and one of keys, and both begin a
+// multiple of it behind their piece's beginning.
+std::vector<Rectangle> rectangles_of(const std::vector<Piece>& rows, const std::vector<Piece>& keys,
+                                     const Mask& mask, int64_t step = 0);
 
-bool sees_nothing(const Grid& grid);
+// Whether any of these rows sees any of these keys.
+bool sees(const std::vector<Piece>& rows, const std::vector<Piece>& keys, const Mask& mask);
 
-// The fewest rectangles that see what a grid sees, trimmed.
-std::vector<Rectangle> cover(const Grid& grid);
+// Which rectangles are sequences of one call; what lies between two of them is a sequence without
+// keys, or without rows.
+enum class Join {
+  kApart,     // none
+  kInOrder,   // of one mask, which follow one another
+  kTouching,  // the same, without rows between them
+  kWhole,     // all: one mask, which counts also where it hides nothing
+};
 
-// Calls for the rectangles of all documents. joins: those of one mask that follow one another are
-// sequences of one call, and what lies between them is a sequence without keys, or without rows.
-std::vector<Call> calls_of(const std::vector<Rectangle>& found, bool joins);
+std::vector<Call> calls_of(const std::vector<Rectangle>& found, Join join);
 
 }  // namespace fa3::ring

@@ -14,48 +14,6 @@ int64_t bound(int64_t rows, int64_t i, int64_t parts) {
   return i * rows / parts;  // parts differ by a row where the numbers do not divide
 }
 
-using Pieces = std::vector<Piece>::const_iterator;
-
-// The pieces of the document that `from` is one of end there.
-Pieces end_of_document(Pieces from, Pieces end) {
-  return std::find_if(from, end, [&](const Piece& of) { return of.document != from->document; });
-}
-
-// The mask between a document's rows of one rank, and keys of another.
-Grid grid_of(const Mask& mask, Pieces rows, Pieces rows_end, Pieces keys, Pieces keys_end) {
-  Grid grid;
-  for (; rows != rows_end; ++rows) {
-    std::vector<Rectangle>& line = grid.emplace_back();
-    for (Pieces of = keys; of != keys_end; ++of) {
-      // Positions are indices plus these.
-      const int64_t moved = (of->positions.begin - of->row) - (rows->positions.begin - rows->row);
-      const Band band = {mask.left == kUnbounded ? -kFar : -mask.left - moved,
-                         mask.right == kUnbounded ? kFar : mask.right - moved};
-      line.push_back({{rows->row, rows->row + rows->positions.count()},
-                      {of->row, of->row + of->positions.count()},
-                      band});
-    }
-  }
-  return grid;
-}
-
-// Calls visit(grid) for each document of which both ranks have rows, until it returns false.
-template <class Visit>
-void for_each_document(const Whole& whole, int32_t rank, int32_t source, const Visit& visit) {
-  const std::vector<Piece> rows = pieces_of(whole, rank), keys = pieces_of(whole, source);
-  Pieces row = rows.begin(), key = keys.begin();
-  while (row != rows.end() && key != keys.end()) {
-    const Pieces row_end = end_of_document(row, rows.end());
-    const Pieces key_end = end_of_document(key, keys.end());
-    if (row->document == key->document && !visit(grid_of(whole.mask, row, row_end, key, key_end))) {
-      return;
-    }
-    const int64_t document = std::min(row->document, key->document);
-    if (row->document == document) row = row_end;
-    if (key->document == document) key = key_end;
-  }
-}
-
 // In order, as one where no row or a few are between them.
 std::vector<Range> merged(std::vector<Range> ranges) {
   std::ranges::sort(ranges, {}, &Range::begin);
@@ -121,14 +79,10 @@ void rows_of_document(const Whole& whole, int32_t rank, int64_t document, Range 
 }
 
 Stage stage_of(const Whole& whole, int32_t rank, int32_t source) {
-  std::vector<Rectangle> found;
-  for_each_document(whole, rank, source, [&](const Grid& grid) {
-    const std::vector<Rectangle> of_document = cover(grid);
-    found.insert(found.end(), of_document.begin(), of_document.end());
-    return true;
-  });
+  const std::vector<Rectangle> found =
+      rectangles_of(pieces_of(whole, rank), pieces_of(whole, source), whole.mask);
   Stage stage;
-  stage.calls = calls_of(found, whole.is_packed);
+  stage.calls = calls_of(found, whole.is_packed ? Join::kInOrder : Join::kApart);
   if (rank == source) {
     stage.keys = {{0, num_rows(whole, rank)}};
   } else {
@@ -139,12 +93,7 @@ Stage stage_of(const Whole& whole, int32_t rank, int32_t source) {
 }
 
 bool sees(const Whole& whole, int32_t rank, int32_t source) {
-  bool any = false;
-  for_each_document(whole, rank, source, [&](const Grid& grid) {
-    any = !sees_nothing(grid);
-    return !any;
-  });
-  return any;
+  return sees(pieces_of(whole, rank), pieces_of(whole, source), whole.mask);
 }
 
 int32_t farthest_reader(const Whole& whole, int32_t source) {

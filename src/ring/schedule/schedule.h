@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a rank of a ring does, as plain numbers: which keys it gets from whom, and the calls over
-// them. cover.h has the fewest calls that see what a mask sees. python/fa3/distributed has the same
-// for teams, larger stages and other layouts. Next: steps.h.
+// them. cover.h has the fewest calls that see what a mask sees, also for python/fa3/distributed,
+// which has teams, larger stages and other layouts. Next: steps.h.
 #pragma once
 
 #include <fa3/ring.h>
@@ -21,13 +21,6 @@ struct Whole {
   int32_t world = 1;
   Mask mask;
   bool is_packed = false;  // a call may have several sequences
-};
-
-// Rows of a document that a rank has, and where they are among all rows of the rank.
-struct Piece {
-  int64_t document = 0;
-  Range positions;
-  int64_t row = 0;
 };
 
 // The keys of one rank, and what another computes with them.

@@ -240,11 +240,21 @@ fa3_status ring(Memory& m) {
   constexpr size_t kBytes = sizeof(m.workspace);
   size_t bytes = 0, more = 0;
   int64_t rows[4];
+  const fa3_ring_piece piece = {0, 0, kRows};
+  const int64_t window[2] = {-1, 0};
+  fa3_ring_rectangle rectangle;
+  fa3_ring_call made;
+  int64_t rectangles = 1, calls = 0;
+  int32_t lengths[8];
   void* const memory = m.workspace;
   fa3_status status = fa3_ring_rows(&of, 1, 0, 1, rows);
   const auto then = [&](const auto& call) {
     if (status == FA3_OK) status = call();
   };
+  then([&] {
+    return fa3_ring_rectangles(&piece, 1, &piece, 1, window, 0, &rectangle, &rectangles);
+  });
+  then([&] { return fa3_ring_calls(&rectangle, 1, FA3_RING_IN_ORDER, &made, &calls, lengths); });
   then([&] { return fa3_ring_forward_workspace_size(&f, &of, &bytes); });
   then([&] { return fa3_ring_backward_workspace_size(&b, &of, &more); });
   then([&] { return fa3_ring_forward_agree(&f, &of, memory, kBytes, nullptr); });

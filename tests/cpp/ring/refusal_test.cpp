@@ -55,6 +55,34 @@ TEST_F(RingRefusal, AnotherLayout) {
   expect(forward_, StatusCode::invalid_argument, "ring.layout: expected FA3_RING_ZIGZAG");
 }
 
+TEST(RingCoverRefusal, NamesTheArgument) {
+  const fa3_ring_piece pieces[] = {{1, 0, 4}, {0, 0, 4}}, empty[] = {{0, 4, 4}};
+  const int64_t window[2] = {-1, -1};
+  fa3_ring_rectangle found[4] = {};
+  fa3_ring_call calls[4];
+  int32_t lengths[32];
+  int64_t count = 4;
+  const auto refused = [](fa3_status status, const std::string& words) {
+    EXPECT_EQ(status, FA3_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(fa3_last_error()).find(words), std::string::npos) << fa3_last_error();
+  };
+  refused(fa3_ring_rectangles(pieces, 2, pieces, 1, window, 0, found, &count),
+          "rows: expected rows begin < end of ascending documents, got [0, 4) of document 0");
+  refused(fa3_ring_rectangles(pieces, 1, empty, 1, window, 0, found, &count),
+          "keys: expected rows begin < end of ascending documents, got [4, 4)");
+  refused(fa3_ring_rectangles(nullptr, 1, pieces, 1, window, 0, found, &count),
+          "rows: expected 1 pieces, got none");
+  refused(fa3_ring_rectangles(pieces, 1, pieces, 1, nullptr, 0, found, &count), "window: expected");
+  refused(fa3_ring_rectangles(pieces, 1, pieces, 1, window, -1, found, &count), "step: expected");
+  refused(fa3_ring_rectangles(pieces, 1, pieces, 1, window, 0, found, nullptr), "count: expected");
+  refused(fa3_ring_calls(found, 1, 4, calls, &count, lengths), "join: expected");
+  refused(fa3_ring_calls(nullptr, 1, 0, calls, &count, lengths), "of, calls, lengths: expected");
+  refused(fa3_ring_calls(found, 1, 0, calls, nullptr, lengths), "num_calls: expected");
+  found[1].low = int64_t{1} << 61;
+  refused(fa3_ring_calls(found, 2, 0, calls, &count, lengths),
+          "of: expected rows, keys and bounds");
+}
+
 TEST_F(RingRefusal, OtherRows) {
   ring_.seqlen = 40;
   expect(forward_, StatusCode::invalid_argument, "q: expected 20 rows, those of rank 0 of 2");
