@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import fa3.torch  # noqa: E402, F811
 from fa3.compat import flash_attn as fa2  # noqa: E402
-from fa3.torch import aten_kernels, dropout, switch  # noqa: E402
+from fa3.torch import aten_dropout, aten_kernels, dropout, switch  # noqa: E402
 
 P = 0.3
 SEED = torch.tensor([123, -7])
@@ -265,7 +265,7 @@ def test_sdpa_runs_fa3(causal, device):
         swapped = [x.transpose(1, 2) for x in tensors]
         out = F.scaled_dot_product_attention(*swapped, dropout_p=P, is_causal=causal)
         torch.manual_seed(4)
-        seed = drawn() if device == "cpu" else aten_kernels.drawn_state(device)
+        seed = drawn() if device == "cpu" else aten_dropout.drawn_state(device)
         expected = formula(*tensors, seed, causal=causal)
         gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (out, expected)]
     assert not switch.warned
@@ -293,7 +293,7 @@ def test_kernels_of_cuda_give_the_seed_to_their_backward(monkeypatch, family, pa
     """Here on the CPU's tensors."""
     tensors = [x.detach() for x in qkv(heads_k=4, keys=23)]
     seed = dropout.draw("cpu")
-    monkeypatch.setattr(aten_kernels, "drawn_state", lambda device: seed)
+    monkeypatch.setattr(aten_dropout, "drawn_state", lambda device: seed)
     if packed:
         name = f"_{family}_attention"
         starts = torch.tensor([0, 23, 46], dtype=torch.int32)

@@ -14,7 +14,7 @@ from torch.nn import attention as registry  # noqa: E402
 
 front = pytest.importorskip("fa3.torch")
 switch = pytest.importorskip("fa3.torch.switch")
-aten_kernels = pytest.importorskip("fa3.torch.aten_kernels")
+aten_dropout = pytest.importorskip("fa3.torch.aten_dropout")
 if not switch.can_register():
     pytest.skip("this torch has no registry of flash attentions", allow_module_level=True)
 from switch_on_cpu import NAMES, operators_on_cpu  # noqa: E402
@@ -78,7 +78,7 @@ def torchs_own(name):
 @pytest.fixture
 def ran(monkeypatch):
     torchs.clear()
-    monkeypatch.setattr(aten_kernels.seen, "dropout", False)
+    monkeypatch.setattr(aten_dropout.seen, "dropout", False)
     with operators_on_cpu(monkeypatch, torchs_own) as ran:
         yield ran
 
@@ -197,7 +197,7 @@ def test_copies_in_a_cuda_graph_are_told_apart_by_the_gpu(ran, monkeypatch, name
         Call(name)
         call = Call(name) if ours else None
     call = (call or Call(name)).copied()
-    monkeypatch.setattr(aten_kernels, "cannot_wait", lambda tensor: True)
+    monkeypatch.setattr(aten_dropout, "cannot_wait", lambda tensor: True)
     with front.sdpa():
         assert call.is_of_one_mask()
 
