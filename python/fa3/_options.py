@@ -24,8 +24,8 @@ from fa3.masks import LENGTHS, as_block_mask
 # fa3_engine_id
 ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4, "ampere": 5}
 
-# Lines of the schemas of torch.ops.fa3; passes.h reads the values in this order. Attention in
-# torch/autograd.py relies on the tensors standing together.
+# Lines of the schemas of torch.ops.fa3; passes.h reads the values in this order. Autograd saves the
+# tensors, which stand together.
 SCORES = (
     "bool causal=False",
     "SymInt window_left=-1",
@@ -84,6 +84,10 @@ for line in FORWARD:
 
 IN_ORDER = tuple(DEFAULTS.values())
 NAMES = tuple(DEFAULTS)
+# Of a list of options in order, which may end early.
+BEHIND_SCORES = slice(len(SCORES), None)
+OF_TENSORS = slice(len(SCORES), len(SCORES) + len(TENSORS))
+CAP_AND_SCALE = slice(NAMES.index("softcap"), NAMES.index("scale") + 1)
 
 
 class Options(collections.namedtuple("Options", NAMES, defaults=IN_ORDER)):  # type: ignore[misc]
@@ -104,11 +108,11 @@ class Options(collections.namedtuple("Options", NAMES, defaults=IN_ORDER)):  # t
         return self[:place], self.given()[place + 2 :]
 
     def tensors(self):
-        """Those that have no numbers of the mask in them: inputs of both passes."""
-        return self[len(SCORES) : len(SCORES) + len(TENSORS)]
+        """The tensors among the options of both passes."""
+        return self[OF_TENSORS]
 
     def with_tensors(self, tensors):
-        return self._replace(**dict(zip(NAMES[len(SCORES) :], tensors, strict=False)))
+        return self._replace(**dict(zip(NAMES[OF_TENSORS], tensors, strict=True)))
 
 
 def engine_id(name):

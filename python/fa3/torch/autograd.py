@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from fa3._arrays import refuse_negated
-from fa3._options import (
-    BOTH_PASSES,
-    DEFAULTS,
-    SCORES,
-    TENSORS,
-    TYPES,
-    Options,
-)
+from fa3._options import BEHIND_SCORES, BOTH_PASSES, CAP_AND_SCALE, DEFAULTS, TYPES, Options
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch import onnx, operators, textbook
 from fa3.torch.checks import (
@@ -39,13 +32,8 @@ from fa3.torch.library import (
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
-# Places among the options: numbers that could learn, softcap and scale, before the tensors, which
-# stand together, sink first.
-SINK = len(SCORES)
-SOFTCAP = SINK - 2
-TENSORS_END = SINK + len(TENSORS)
 NUMBERS = {type(None), bool, int, float}
-NAMES_OF_NUMBERS = [*DEFAULTS][SOFTCAP:SINK]
+NO_GRADIENTS = Options(*(None for _ in DEFAULTS))
 
 
 class Attention(Function):
@@ -57,15 +45,15 @@ class Attention(Function):
         operators.refuse_without_backward(q, k, v, options)
         out, lse = run(q, k, v, *options)
         ctx.set_materialize_grads(False)  # most losses do not read the LSE
-        ctx.save_for_backward(q, k, v, out, lse, *options[SINK:TENSORS_END])
-        ctx.options = options[:SINK], options[TENSORS_END:]
+        named = Options(*options)
+        ctx.save_for_backward(q, k, v, out, lse, *named.tensors())
+        ctx.options, ctx.num_options = named.with_tensors(NO_GRADIENTS.tensors()), len(options)
         return out, lse
 
     @staticmethod
     def backward(ctx, do, dlse):
         q, k, v, out, lse, *tensors = ctx.saved_tensors
-        before, behind = ctx.options
-        options = Options(*before, *tensors, *behind)
+        options = ctx.options.with_tensors(tensors)
         if torch.are_deterministic_algorithms_enabled():
             options = options._replace(deterministic=True)
         do = torch.zeros_like(out) if do is None else do
@@ -76,10 +64,8 @@ class Attention(Function):
             run = record_gradient if torch.is_grad_enabled() else unrecorded
             results = run(backward, *arguments)
         dq, dk, dv, dsink = results
-        gradients = [None for _ in (*before, *tensors, *behind)]
-        if tensors and tensors[0] is not None:
-            gradients[SINK] = dsink
-        return None, dq, dk, dv, *gradients
+        of_options = NO_GRADIENTS._replace(sink=None if options.sink is None else dsink)
+        return None, dq, dk, dv, *of_options[: ctx.num_options]
 
 
 def record_forward_out(op, q, k, v, out, *options):
@@ -129,13 +115,13 @@ def attend(q, k, v, out, return_lse, options, generator=None):
     options = seeded(q, options, generator)
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         return in_float64(q, k, v, out, return_lse, options)  # gradients flow into numbers, too
-    numbers = options[SOFTCAP:SINK]
+    numbers = options[CAP_AND_SCALE]
     if numbers and not (plain and NUMBERS.issuperset(map(type, numbers))):
-        refuse_numbers_that_learn(**dict(zip(NAMES_OF_NUMBERS, numbers, strict=False)))
+        named = Options(*options)
+        refuse_numbers_that_learn(softcap=named.softcap, scale=named.scale)
     if plain:
         others = [] if out is None else [out]
-        if len(options) > SINK:
-            others += [x for x in options[SINK:] if type(x) not in NUMBERS]
+        others += [x for x in options[BEHIND_SCORES] if type(x) not in NUMBERS]
         plain = not others or operators.are_plain(others)
         if plain and not needs_gradient(q, k, v, *others):
             if out is not None:
@@ -181,14 +167,15 @@ def gradients(do, q, k, v, out, lse, dlse, options):
         refuse_other_than_tensor(name, tensor)
     if dlse is not None:
         refuse_other_than_tensor("dlse", dlse)
-    every_option = Options(*seeded(q, options, None))[: len(BOTH_PASSES)]
+    named = Options(*seeded(q, options, None))
+    of_both_passes = named[: len(BOTH_PASSES)]
     try:
-        dq, dk, dv, dsink = backward(do, q, k, v, out, lse, *every_option, dlse)
+        dq, dk, dv, dsink = backward(do, q, k, v, out, lse, *of_both_passes, dlse)
     except RuntimeError as error:
         if type(error) is RuntimeError:
             refuse_wrong_types(options)
         raise
-    return dq, dk, dv, None if every_option[SINK] is None else dsink
+    return dq, dk, dv, None if named.sink is None else dsink
 
 
 def refuse_without_gradient(k, options):
