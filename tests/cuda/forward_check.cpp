@@ -187,7 +187,7 @@ void add_scales(Case* c) {
             .v_mean = c->seed % 3 != 0};
 }
 
-// Those that a quantized cache has beside 16-bit queries.
+// Adds the scales that a quantized cache has beside 16-bit queries.
 void add_cache_scales(Case* c) {
   constexpr Scales kKinds[] = {Scales::none, Scales::tensor, Scales::head};
   c->fp8 = {

@@ -47,7 +47,7 @@ int num_sms() {
   return cuda::count_sms(0, &count).ok() ? count : 0;
 }
 
-// Of which calls a kernel does all: variant_of(Problem).
+// The variant whose calls a kernel takes all of, as variant_of(Problem) has it.
 Variant variant_of(const Kernel& c) {
   return c.capped() ? Variant::kCapped : c.general() ? Variant::kGeneral : Variant::kDense;
 }
@@ -162,7 +162,7 @@ constexpr auto kStreamK = hopper::Scheduler::kStreamK;
 constexpr auto kFixedSplit = hopper::Scheduler::kFixedSplit;
 const Form kForms[] = {
     {.name = ", 7 ranges", .scheduler = kStreamK, .split = {.ctas = 7}},
-    // Of sequences of one length; else the same as before.
+    // Pairs are for sequences of one length; others run as by the form before.
     {.name = ", 7 ranges of pairs", .scheduler = kStreamK, .split = {.ctas = 7, .in_pairs = true}},
     {.name = ", 3 splits", .scheduler = kFixedSplit, .split = {.num_splits = 3}},
     // As many as two, four and eight warps combine, of a row each.

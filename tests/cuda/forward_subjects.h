@@ -43,7 +43,7 @@ struct SubjectRow {
   int head_dim, head_dim_v;
   const hopper::Row* row;  // null: a plain kernel
 
-  // Of the generated source that has the kernel.
+  // The generated source that has the kernel.
   std::string source() const;
 };
 // Without kernels of block masks and those that continue a partial result.
@@ -51,7 +51,7 @@ std::vector<SubjectRow> subject_rows();
 
 const char* name_of(hopper::Element element);
 
-// Those of a row whose Q, or for e4m3 O, has this type.
+// The subjects of a row whose Q, or for e4m3 O, has this type.
 std::vector<Subject> subjects_of(const SubjectRow& row, hopper::Element element);
 
 // Whether it does a case with these inputs. A general kernel does all that a dense one does.

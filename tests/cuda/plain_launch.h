@@ -8,7 +8,7 @@
 
 namespace fa3::hopper {
 
-// That the plain kernel is built for, Q's and V's alike.
+// Head dims that the plain kernel is built for, Q's and V's alike.
 inline constexpr int kPlainHeadDims[] = {64, 128, 256};
 
 // cudaErrorInvalidValue: it is not built for this head dim, or cannot read the tensors.

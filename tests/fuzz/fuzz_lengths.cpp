@@ -67,7 +67,7 @@ bool agree(const fa3_tensor& a, const fa3_tensor& b) {
   return true;
 }
 
-// The same call on another engine, into other memory.
+// Makes the same call on another engine, into other memory.
 template <class Params>
 Params on(fa3_engine_id engine, Params p, Memory& memory,
           const std::vector<fa3_tensor Params::*>& outputs) {

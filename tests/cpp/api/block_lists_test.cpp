@@ -48,7 +48,7 @@ TEST(BlockLists, of_engines_that_make_none_are_nothing_in_both_passes) {
   EXPECT_EQ(backward.run(), FA3_OK) << fa3_last_error();
 }
 
-// Those that a call has are of no use for making others.
+// Lists that a call has already are of no use for making others.
 TEST(BlockLists, are_made_whatever_lists_the_params_have) {
   ForwardCall call;
   const fa3_block_lists wrong{.data = g_map, .made_for = {7}};

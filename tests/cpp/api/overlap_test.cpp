@@ -130,7 +130,8 @@ TEST(BackwardOverlap, thirds_of_one_packed_buffer_are_fine_and_filled_completely
   EXPECT_TRUE(last_error_says("dv:", {"overlaps dk"}));
 }
 
-// The same with padding behind every batch entry, which no common period of the strides explains.
+// Thirds of a buffer with padding behind every batch entry, which no common period of the strides
+// explains.
 TEST(BackwardOverlap, thirds_of_an_unevenly_padded_buffer_are_fine) {
   BackwardCall call;
   const int64_t third = 4 * 16, row = 3 * third + 1, batch = 10 * row + 7;

@@ -73,7 +73,7 @@ TEST_F(Command, run_backward_writes_gradients_of_the_inputs_shapes) {
 }
 
 TEST_F(Command, run_takes_heads_first_and_converts) {
-  // The same memory read as (b, h, s, d): other heads and lengths, so K and V are re-shaped alike.
+  // Reads the same memory as (b, h, s, d): other heads and lengths, so K and V are re-shaped alike.
   const Outcome outcome = start("run --layout bhsd --dtype bf16 --q " + path("q") + " --k " +
                                 path("q") + " --v " + path("q") + " --out " + path("o"));
   ASSERT_EQ(outcome.code, kExitOk) << outcome.output;

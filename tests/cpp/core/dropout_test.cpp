@@ -147,8 +147,8 @@ TEST(Dropout, TheHighestBitOfACallsFirstWordIsInNoDraw) {
   }
 }
 
-// Of all 2^16 threes of draws below 2^15 that a sum ties, those below a limit are as many as of
-// independent ones. Exact: the lower draws of words x, y and factor x + y.
+// Counts, among all 2^16 threes of draws below 2^15 that a sum ties, those below a limit: as many
+// as of independent draws. Exact: the lower draws of words x, y and factor x + y.
 TEST(Dropout, ThreeTiedDrawsMeetAsIndependentOnesDo) {
   constexpr int64_t kAll = 1 << 15;
   for (const DropoutSum& sum : kDropoutSums) {
@@ -277,7 +277,7 @@ TEST(DropoutStatistics, BlocksSpreadAsIndependentDrawsDo) {
   EXPECT_LT(std::abs(blocks_chi_square(first_mask(), 64, 128)), 5) << "tiles";
 }
 
-// Of two draws of a call, and of three in a row, how often both or all are below a limit.
+// How often two draws of a call, or three in a row, are all below a limit.
 TEST(DropoutStatistics, DrawsOfOneCallMeetAsIndependentOnesDo) {
   constexpr int kDraws = 2 * kDropoutWords, kCalls = 1 << 16;
   const DropoutHead head = dropout_head(dropout_call_key(11, 0), 0, 0);

@@ -124,7 +124,7 @@ inline std::vector<float> rows_of(const Tensors& whole, const std::vector<float>
   }
   return found;
 }
-// The same of (b, h, s) numbers.
+// A rank's rows of (b, h, s) numbers.
 inline std::vector<float> rows_of_heads(const Tensors& whole, const std::vector<float>& from,
                                         const std::vector<int64_t>& rows) {
   std::vector<float> found;

@@ -15,7 +15,7 @@
 namespace fa3::test {
 namespace {
 
-// Of the call at work, for whoever ends the process.
+// Describes the call at work, for whoever ends the process.
 char g_at_work[2048];
 
 extern "C" void say_what_died(int signal_number) {

@@ -23,7 +23,7 @@ struct EngineUnderTest {
   float large = 1e37f;           // the mean of 512 values of this size does not overflow
 };
 
-// Those of the list that this build contains and this machine can run; only the one that the
+// The engines of the list that this build contains and this machine can run; only the one that the
 // environment variable FA3_TEST_ENGINE names, if it is set.
 std::vector<EngineUnderTest> engines_under_test();
 

@@ -34,7 +34,7 @@ class Random {
   // In (0, 1].
   double uniform() { return (static_cast<double>(bits() >> 11) + 1) * 0x1p-53; }
 
-  // Of each pair (Box and Muller), one is kept for the next call.
+  // One number of each pair (Box and Muller) is kept for the next call.
   double normal() {
     if (has_spare_) {
       has_spare_ = false;

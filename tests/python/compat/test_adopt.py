@@ -330,7 +330,7 @@ def test_a_module_of_the_name_is_refused(site, file, capsys):
 
 
 def test_flash_attention_4_is_no_obstacle(site):
-    """It is flash_attn.cute, without a flash_attn/__init__.py."""
+    """flash_attn.cute, without a flash_attn/__init__.py."""
     cute = site / "flash_attn" / "cute" / "__init__.py"
     cute.parent.mkdir(parents=True)
     cute.write_text("here = True\n")

@@ -112,7 +112,7 @@ def test_sinks_may_have_sixteen_bits(batch):
 
 
 def spread(table):
-    """The same entries, every third number of a wider int64 table."""
+    """The table's entries, as every third number of a wider int64 table."""
     wide = torch.full((table.shape[0], 3 * table.shape[1]), -7, device=table.device)
     wide[:, ::3] = table
     return wide[:, ::3]

@@ -44,7 +44,7 @@ def rows_in(lengths):
 
 
 def inputs_of(lengths, world):
-    """Of packed documents, or of two batch entries."""
+    """Inputs of packed documents, or of two batch entries."""
     return inputs(rows_in(lengths), world, batch=2 if isinstance(lengths, int) else None)
 
 
@@ -82,7 +82,7 @@ def both_passes(tensors, lengths, layout, with_lse=False, **options):
 
 
 def at_once(tensors, lengths, with_lse=False, **options):
-    """The same by one process, over the whole."""
+    """The passes by one process, over the whole."""
     q, k, v, do, sink = tensors
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     if sink is not None:

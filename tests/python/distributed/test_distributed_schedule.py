@@ -22,7 +22,7 @@ from fa3.distributed.schedule import Schedule
 
 
 def sizes_of(method, world):
-    """Of the stages."""
+    """How many ranks' keys each stage has."""
     if method == "ring":
         return (1,) * world
     return (world,) if method == "all_gather" else stages.growing(world)

@@ -58,7 +58,7 @@ def test_an_embedding_example_runs(name):
 
 
 def test_every_environment_variable_is_on_its_page():
-    """Those that the library, the command and the package read."""
+    """Variables that the library, the command and the package read."""
     text = (ROOT / "docs/environment.md").read_text()
     read = re.compile(r'(?:getenv|environ\.get|environment)\(\s*"(\w+)"|^SWITCH = "(\w+)"', re.M)
     sources = [

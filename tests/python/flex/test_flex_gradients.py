@@ -134,7 +134,7 @@ def test_they_are_those_of_float64_for_every_head_dim(device, make, dims):
 
 @pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
 def test_scores_beyond_float16_are_kept_as_its_largest_number(device):
-    """They are, but no gradient of a key that has no weight becomes infinite by that."""
+    """A key without weight has finite gradients all the same."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     qkv, learned = tensors_of(device, dtype, (64, 64))
     with torch.no_grad():

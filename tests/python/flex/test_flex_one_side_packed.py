@@ -25,7 +25,7 @@ def tensors_of(packed):
 
 
 def sequence(x, n):
-    """Of one batch entry: what has no batch is packed."""
+    """Rows of one batch entry: what has no batch is packed."""
     return x[None, SLICES[n]] if x.ndim == 3 else x[None, n]
 
 

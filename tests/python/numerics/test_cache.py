@@ -20,7 +20,8 @@ def same(actual, expected):
 
 
 def same_up_to_tiles(actual, expected):
-    """The same bits; on a GPU, where pages are read in other tiles, up to roundings to bfloat16."""
+    """Expects the same bits; on a GPU, where pages are read in other tiles, up to roundings to
+    bfloat16."""
     rounding = 0.01 if expected[0].is_cuda else 0
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=rounding, atol=rounding)

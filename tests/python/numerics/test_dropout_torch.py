@@ -26,7 +26,7 @@ def qkv(dtype=torch.float32, heads_k=2, keys=31, device="cpu"):
 
 
 def formula(q, k, v, seed, causal=False):
-    """The same from torch's operators under the mask of the seed."""
+    """Results of torch's operators under the mask of the seed."""
     kind, (q, k, v) = (
         q.dtype,
         (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v)),

@@ -100,12 +100,13 @@ def test_forward_and_backward_equal_the_oracle(engine, name, dtype):
 
 
 def as_bhsd(a):
-    """The same values in (b, h, s, d) memory, seen as (b, s, h, d)."""
+    """The array's values in (b, h, s, d) memory, seen as (b, s, h, d)."""
     return np.ascontiguousarray(a.swapaxes(1, 2)).swapaxes(1, 2)
 
 
 def as_slice_of_larger(a):
-    """The same values inside a larger array, whose other elements are all ones in binary (NaN)."""
+    """The array's values inside a larger array, whose other elements are all ones in binary
+    (NaN)."""
     b, s, h, d = a.shape
     larger = np.full((b + 1, s + 3, h + 2, d + 5), -1, np.int64).view(np.uint8)
     larger = np.frombuffer(larger.tobytes(), a.dtype)[: (b + 1) * (s + 3) * (h + 2) * (d + 5)]

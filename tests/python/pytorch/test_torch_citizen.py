@@ -95,7 +95,7 @@ def test_keys_that_are_expanded_along_heads_have_heads_of_their_own_in_a_backwar
 
 
 def layouts(do):
-    """The same numbers in layouts that TMA cannot read, by name."""
+    """The numbers of `do` in layouts that TMA cannot read, by name."""
     wide = do.new_zeros((*do.shape[:-1], do.shape[-1] + 1))
     wide[..., :-1] = do
     moved = do.new_zeros(do.numel() + 1)

@@ -31,7 +31,7 @@ def as_given(a):
 
 
 def transposed(a):
-    """The same values in (b, h, s, d) memory."""
+    """The tensor's values in (b, h, s, d) memory."""
     return a.transpose(1, 2).contiguous().transpose(1, 2)
 
 

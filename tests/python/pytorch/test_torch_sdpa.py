@@ -176,7 +176,7 @@ def test_on_the_cpu_either_backward_takes_either_forward(calls, forward_on, back
 
 
 def arguments_of(name):
-    """Of a call of torch's operator with every argument that has no default, small and plain."""
+    """Arguments of a call of torch's operator: every one that has no default, small and plain."""
     (q,) = qkv("cpu", wants_gradient=False)[:1]
     made = {"is_causal": False, "dropout_p": 0.0, "return_debug_mask": False, "max_q": 33}
     made |= {"max_k": 33, "cum_seq_q": None, "cum_seq_k": None, "logsumexp": torch.zeros(2, 4, 33)}
@@ -201,7 +201,7 @@ KERNELS = overrides.KERNELS | overrides.BACKWARDS
 
 @pytest.fixture(params=KERNELS)
 def name(request):
-    """Of an operator that fa3 replaces and this torch has."""
+    """The name of an operator that fa3 replaces and this torch has."""
     if not hasattr(torch.ops.aten, request.param):
         pytest.skip(f"this torch has no aten::{request.param}")
     return request.param

@@ -20,7 +20,7 @@ using Bad = BadInput<P>;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The same number everywhere: strides of 0.
+// A tensor with the same number everywhere: its strides are 0.
 fa3_tensor filled(std::initializer_list<int64_t> shape, const float* value) {
   fa3_tensor tensor{.data = const_cast<float*>(value), .dtype = FA3_FLOAT32};
   tensor.device_type = FA3_CPU;

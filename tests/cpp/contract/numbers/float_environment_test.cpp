@@ -120,7 +120,7 @@ TEST_P(FloatEnvironment, of_the_caller_changes_nothing_and_comes_back) {
   }
 }
 
-// Whose square roots are rounded, and whose inverses.
+// Head dims whose square roots are rounded, and whose inverses are.
 TEST_P(FloatEnvironment, of_the_caller_leaves_the_default_scale) {
   for (int64_t dim : {7, 24, 31, 48, 80, 96, 160}) {
     for (const Case& c : in_each_dtype(dense_case(1, 5, 40, 1, 1, dim, dim))) {

@@ -52,7 +52,7 @@ TEST(DropoutOfAWarp, drops_the_weights_of_its_queries) {
   });
 }
 
-// The same draws as bits, for a warpgroup of whose keys each warp takes 16.
+// Draws as bits, for a warpgroup of whose keys each warp takes 16.
 TEST(DropoutOfAWarp, has_a_bit_for_each_draw) {
   machine::expect_right(2, {}, [] {
     const KeyRowDropout dropout(kParams, kFirstKey);

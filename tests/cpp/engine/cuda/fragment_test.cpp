@@ -60,8 +60,8 @@ TEST(Fragment, packed_pairs_are_the_operand_of_the_next_product) {
   }
 }
 
-// The same of 8-bit elements: 32 columns a k-step, register r's byte b is of row lane / 4 + 8 * (r
-// % 2) and column 4 * (lane % 4) + 16 * (r / 2) + b.
+// Places of 8-bit elements: 32 columns a k-step, register r's byte b is of row lane / 4 + 8 * (r %
+// 2) and column 4 * (lane % 4) + 16 * (r / 2) + b.
 TEST(Fragment, weights_packed_to_e4m3_meet_the_keys_in_the_order_of_the_transposed_values) {
   for (int thread = 0; thread < kWarpgroupSize; ++thread) {
     const int warp = thread / kWarpSize, lane = thread % kWarpSize;

@@ -96,7 +96,7 @@ std::vector<double> dropout_factors(const Case& c, int64_t b, int64_t head, int6
                                     int64_t keys) {
   std::vector<double> factors(static_cast<size_t>(queries * keys), 1.0);
   if (c.dropout_p == 0) return factors;
-  // Of the whole that the call may be a part of, as far as the part's end.
+  // Coordinates in the whole that the call may be a part of, as far as the part's end.
   const auto& origin = c.dropout_origin;
   const int64_t sequences = origin.sequence + b + 1, heads = origin.head + head + 1;
   const int64_t rows = origin.query + queries, row_keys = origin.key + keys;

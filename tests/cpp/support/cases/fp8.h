@@ -30,7 +30,7 @@ float scale_at(Scales scales, const Tensor& descale, int64_t b, int64_t row, int
 // themselves are random already.
 void add_quantization(const Case& c, Inputs* inputs);
 
-// The same attention with float32 operands; as it is where nothing is float8.
+// The case with float32 operands; the case itself where nothing is float8.
 Case dequantized(const Case& c);
 Inputs dequantized(const Case& c, const Inputs& inputs);
 

@@ -25,9 +25,9 @@ struct Inputs {
 };
 
 Inputs make_inputs(const Case& c);
-// The same without gradients of the outputs.
+// Inputs without gradients of the outputs.
 Inputs make_forward_inputs(const Case& c);
-// The same tensors without contents, for questions.
+// Tensors without contents, for questions.
 Inputs make_shapes(const Case& c);
 
 // Rows that no sequence uses, and the memory between rows.

@@ -119,7 +119,7 @@ std::vector<EdgeCall> fallen_calls() {
       calls.push_back(c);
     }
   }
-  // The same under a block mask, whose lists lie where the blocks' entries do.
+  // Calls under a block mask, whose lists lie where the blocks' entries do.
   for (bool deterministic : {true, false}) {
     for (uint64_t seed = 1; seed <= 8; ++seed) {
       EdgeCall c{.kind = EdgeKind::backward, .batch = 70, .seqlen_q = 30, .seqlen_k = 300};

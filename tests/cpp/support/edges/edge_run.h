@@ -37,7 +37,7 @@ class PlacedCall {
   // Questions and call; "" or what is wrong with the answers. Arrays in host memory are checked:
   // those that hold garbage are refused there.
   std::string run(bool arrays_are_checked);
-  // Else it was refused, as it had to be, or no engine does it.
+  // False: the call was refused, as it had to be, or no engine does it.
   bool has_run() const { return has_run_; }
 
  private:

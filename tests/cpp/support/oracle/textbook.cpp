@@ -51,7 +51,7 @@ FA3_WIDE void add(double weight, const double* row, int64_t count, double* out) 
   for (int64_t i = 0; i < count; ++i) out[i] += weight * row[i];
 }
 
-// The same of four rows, one behind the other, so that `out` is loaded and stored once.
+// Adds four rows, one behind the other, so that `out` is loaded and stored once.
 FA3_WIDE void add_four(const double* weights, const double* rows, int64_t count, double* out) {
   const double *a = rows, *b = a + count, *c = b + count, *d = c + count;
   for (int64_t i = 0; i < count; ++i) {

@@ -17,7 +17,7 @@ enum class Pass { forward, backward };
 
 // "" or the library's reason for not doing the case. Any other error of the question throws.
 std::string refusal(const EngineUnderTest& engine, const Case& c, Pass pass);
-// Of a forward call whose inputs have a form of their own, such as a cache.
+// The refusal of a forward call whose inputs have a form of their own, such as a cache.
 std::string refusal(const EngineUnderTest& engine, const Case& c, const Inputs& inputs);
 
 // Counts a reason; those that differ in numbers alone count as one.

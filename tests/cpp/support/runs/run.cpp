@@ -47,7 +47,7 @@ std::string output_problem(const char* name, const Tensor& output) {
   return "";
 }
 
-// Of a pass, in the C ABI.
+// Functions of a pass, in the C ABI.
 template <class Params>
 struct Functions {
   fa3_status (*lists_size)(const Params*, size_t*);

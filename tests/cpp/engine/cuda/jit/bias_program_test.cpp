@@ -38,7 +38,7 @@ TEST_F(ScoreProgram, LoadsElementsOfKeysAhead) {
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
-// Of a tensor with an element for each score; which kernels do stands here.
+// Which kernels load tiles of a bias that has an element for each score.
 TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
   FA3_SKIP_WITHOUT_NVRTC();
   fa3_captured_tensor bias{};

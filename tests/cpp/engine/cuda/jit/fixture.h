@@ -116,8 +116,7 @@ inline bool is_quick() {
   return std::getenv("FA3_TEST_QUICK") != nullptr;
 }
 
-// Of kernels or of the rows of a table, those that are compiled, some seconds each: all, or the
-// narrowest.
+// The kernels or table rows that are compiled, some seconds each: all, or the narrowest.
 template <class Rows>
 auto tried_rows(const Rows& rows) {
   using Row = std::ranges::range_value_t<Rows>;

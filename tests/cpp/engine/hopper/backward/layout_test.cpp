@@ -141,8 +141,8 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
   }
 }
 
-// Of a pair dO comes in parts, with V's columns beside it; and K's columns of the other in a half
-// tile, slab by slab as in the whole one.
+// A pair of CTAs gets dO in parts, with V's columns beside it; and K's columns of the other CTA in
+// a half tile, slab by slab as in the whole one.
 TEST(BackwardProducts, parts_of_tiles_lie_as_tiles_of_their_own) {
   int pairs = 0;
   for (const BackwardRow& compiled : kBackwardTiles) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of pairs of CTAs P lies in shared memory where dS will.
+// In pairs of CTAs P lies in shared memory where dS will.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -34,7 +34,7 @@ constexpr CallShape kWindows[] = {
     {600, 600, 2, 2, 1, {.left = -150}},
 };
 
-// Of block masks: query blocks that end in their first half; key blocks that nobody sees.
+// Block masks: query blocks that end in their first half; key blocks that nobody sees.
 constexpr CallShape kListed[] = {
     {900, 700, 4, 2, 2, kFull},
     {300, 1500, 6, 2, 1, kFull},
@@ -51,7 +51,7 @@ constexpr CallShape kVarlen[] = {
     CallShape{300, 300, 2, 2, 6, {.left = -20, .right = 150}}.with_packed(kQueries, kKeys),
 };
 
-// Of a pair either CTA may be far behind.
+// Either CTA of a pair may be far behind the other.
 const std::vector<machine::Pace>& paces(bool pairs) {
   static const std::vector<machine::Pace> of_one(std::begin(machine::kManyPaces),
                                                  std::end(machine::kManyPaces));

@@ -82,7 +82,7 @@ TEST_F(BrokenProtocol, a_ping_pong_turn_passed_twice) {
   expect_found(Fault::kTurnGivenTwice, {"named barrier 1: warp"});
 }
 
-// The same without overlap, where K of a block is followed by its V.
+// Faults of the serial loop, where K of a block is followed by its V.
 class BrokenSerialLoop : public BrokenProtocol {
  protected:
   static constexpr Kernel kSerial = row_named("d64/64 128x64 listed").kernel;
@@ -102,7 +102,7 @@ TEST_F(BrokenSerialLoop, a_lost_release) {
   expect_found(Fault::kLostRelease, {"deadlock"});
 }
 
-// The same of keys that threads copy: the kernel of few queries, which has one consumer.
+// Faults of keys that threads copy, in the kernel of few queries, which has one consumer.
 class BrokenCpAsync : public BrokenProtocol {
  protected:
   static constexpr Kernel kGatherer =
@@ -123,7 +123,7 @@ TEST_F(BrokenCpAsync, released_before_it_was_read) {
   expect_found(Fault::kReleaseBeforeRead, {kOverRead});
 }
 
-// The same where the CTA that opens a tile combines its splits.
+// Faults where the CTA that opens a tile combines its splits.
 class BrokenOpener : public BrokenProtocol {
  protected:
   static constexpr Kernel kOpener = row_named("d128/128 128x128 stream-K").kernel;
@@ -155,7 +155,7 @@ TEST_F(BrokenOpener, flags_are_not_taken_back) {
   }
 }
 
-// Of bf16 queries over a quantized cache, of a kernel whose warps do not meet for turns.
+// A kernel of bf16 queries over a quantized cache, whose warps do not meet for turns.
 constexpr Kernel kFitter = row_named("cache d128/128 64x80 split").kernel;
 
 TEST_F(BrokenProtocol, queries_changed_without_a_fence) {
@@ -165,7 +165,7 @@ TEST_F(BrokenProtocol, queries_read_before_all_are_changed) {
   expect_found<kFitter>(Fault::kNoQueryBarrier, {kUntold, kOverRead});
 }
 
-// Of a kernel that transposes values where they lie.
+// A kernel that transposes values where they lie.
 constexpr Kernel kTransposer = row_named("e4m3 d128/128 128x128 rows of V").kernel;
 
 TEST_F(BrokenProtocol, values_transposed_without_a_fence) {

@@ -17,14 +17,14 @@ inline constexpr CallShape kShapes[] = {
     {900, 300, 3, 1, 1, kCausal}, {1, 900, 4, 4, 2, kCausal},
 };
 
-// Of block masks: many short lists, few long ones, and rows that end within a block.
+// Block masks: many short lists, few long ones, and rows that end within a block.
 inline constexpr CallShape kListed[] = {
     {900, 700, 4, 2, 2, kFull},
     {300, 2560, 3, 1, 1, kFull},
     {40, 60, 3, 3, 3, kFull},
 };
 
-// Of e4m3: tiles of several parts of O, one after the other.
+// FP8 (e4m3): tiles of several parts of O, one after the other.
 inline constexpr CallShape kManyParts[] = {
     {300, 2700, 2, 1, 1, kFull},
     {2700, 2700, 1, 1, 1, kCausal},
@@ -51,8 +51,8 @@ inline constexpr CallShape kRagged[] = {
     CallShape{399, 500, 3, 1, 6, {.left = -70, .right = 200}}.with_packed(kQueries, kKeys),
 };
 
-// Of every kernel's blocks: the model knows rows by where they lie, which zeros behind the last
-// page have no answer to; one sequence, since its pages are one long tensor there.
+// A multiple of every kernel's block: the model knows rows by where they lie, which zeros behind
+// the last page have no answer to; one sequence, since its pages are one long tensor there.
 inline constexpr int kWholeBlocks = 1920;
 inline constexpr int32_t kAllUsed[] = {kWholeBlocks};
 
@@ -109,8 +109,8 @@ inline constexpr CallShape kDecoded[] = {
         .stream_k(4, 1),
 };
 
-// The same of 128 rows: in so many splits that a kernel combines them, and whole ones, of which a
-// CTA may have several.
+// Tiles of 128 rows: in so many splits that a kernel combines them, and whole ones, of which a CTA
+// may have several.
 inline constexpr CallShape kDecodedByMoreRows[] = {
     CallShape{128, kWholeBlocks, 1, 1, 1, kCausal}.with_used(kAllUsed).in_pages(16).stream_k(5),
     CallShape{128, kWholeBlocks, 9, 9, 1, kCausal}.with_used(kFewerBlocks).in_pages(16).direct(),

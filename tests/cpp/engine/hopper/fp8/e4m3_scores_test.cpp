@@ -27,7 +27,7 @@ struct LseError {
   double largest_score = 0;
 };
 
-// Of queries whose channels have one mean, on keys whose channels have another.
+// The error for queries whose channels have one mean, on keys whose channels have another.
 LseError lse_error(int dim, float query_mean, float key_mean) {
   constexpr int kQueries = 24, kKeys = 256;
   const std::vector<float> q = random_e4m3(size_t(kQueries * dim), query_mean, 4, 1);

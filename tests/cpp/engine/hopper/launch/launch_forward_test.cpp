@@ -123,7 +123,8 @@ TEST(LaunchForward, leaves_a_combine_to_the_cta_that_opens_a_tile_or_to_a_kernel
   }
 }
 
-// It clears the counter before this launch, which may then start under its end.
+// The kernel that prepares values clears the counter before this launch, which may then start under
+// its end.
 TEST(LaunchForward, of_e4m3_leaves_the_tile_counter_to_the_kernel_that_prepares_values) {
   ForwardPlan plan = planned({{}, Scheduler::kDynamicPersistent, {}});
   plan.kernel.config.operands = Operands::kE4m3;

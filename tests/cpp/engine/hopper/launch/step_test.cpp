@@ -47,7 +47,7 @@ CountingRuntime asked_by_another(const ForwardArgs& args) {
   return g_cuda;
 }
 
-// Of one sequence TMA brings K and V, of several it brings Q.
+// TMA brings K and V of one sequence, and Q of several.
 TEST(Step, of_decoding_is_one_launch_with_few_tensor_maps_and_no_allocation) {
   for (const auto& [sequences, tensor_maps] : {std::pair{1, 2}, {8, 1}}) {
     const CountingRuntime asked = asked_by_another(decoding_step(sequences));
@@ -58,7 +58,7 @@ TEST(Step, of_decoding_is_one_launch_with_few_tensor_maps_and_no_allocation) {
   }
 }
 
-// Of several sequences threads copy all there is. Keys of many query rows are dequantized by
+// Threads copy all there is of several sequences. Keys of many query rows are dequantized by
 // threads, so the TMA loads them, by two maps each, the second for what lies outside.
 TEST(Step, of_decoding_from_a_quantized_cache_is_one_launch_too) {
   for (const auto& [sequences, tokens, tensor_maps] :

@@ -14,7 +14,7 @@
 
 namespace fa3::machine {
 
-// Of a CTA; and how many CTAs run beside each other.
+// Threads of a CTA; and how many CTAs run beside each other.
 inline constexpr int kMostThreads = kAllLanes ? 8 * kLanes : 16;
 inline constexpr int kMostBarriers = kAllLanes ? 104 : 112;
 inline constexpr int kMostCtas = 4;
@@ -40,8 +40,8 @@ class Clock {
   void learn(const Clock& other) {
     for (size_t i = 0; i < times_.size(); ++i) times_[i] = std::max(times_[i], other.times_[i]);
   }
-  // Of mbarriers alone: phases are over once a thread has seen their end, whether or not what it
-  // has written is seen.
+  // Learns mbarriers alone: phases are over once a thread has seen their end, whether or not what
+  // it has written is seen.
   void learn_phases(const Clock& other) {
     for (size_t i = size_t(actor_of_barrier(0, 0)); i < times_.size(); ++i) {
       times_[i] = std::max(times_[i], other.times_[i]);

@@ -27,7 +27,7 @@ struct Index {
 void sync_block();
 void sync_warp();
 int draw(int* counter, int count);
-// Of the CTA that runs.
+// Shared memory of the CTA that runs.
 unsigned char* shared_memory();
 // What each lane of a warp has brought to the same instruction.
 const std::array<uint64_t, kLanes>& exchange(const char* instruction, uint64_t mine);

@@ -11,7 +11,7 @@
 
 namespace fa3::machine {
 
-// Of a modelled thread.
+// The name of a modelled thread.
 inline std::string name(int thread) {
   const std::string warp = "warp " + std::to_string(thread / kLanes);
   return kAllLanes ? warp + ", lane " + std::to_string(thread % kLanes) : warp;

@@ -21,13 +21,13 @@ enum class Fault {
   kTooFewBytes,     // a stage of two slabs counts as full after the first
   kNoFirstTurn,     // nobody gives the first turn to issue products
   kTurnGivenTwice,  // somebody gives his turn on twice
-  // Of keys that threads copy:
+  // Faults of keys that threads copy:
   kOneCopierTooFew,  // a stage counts as full before the last warp's copies are there
   kNoFence,          // consumers read them without a fence
-  // Of queries that consumers change in place:
+  // Faults of queries that consumers change in place:
   kNoQueryFence,    // products read them without a fence
   kNoQueryBarrier,  // or before the other warps have changed theirs
-  // Of warps that fill their own stages, and of clusters:
+  // Faults of warps that fill their own stages, and of clusters:
   kNoSyncwarp,         // lanes do not wait for each other
   kNoCopyWait,         // nor for their own copies
   kNoClusterWait,      // rows are sent to who may not have room for them yet
@@ -38,7 +38,7 @@ enum class Fault {
   kNoFlagWait,       // nobody waits for a flag
   kFlagLeftRaised,   // nobody takes one back
   kFlagRaisedEarly,  // it tells of nothing that was stored
-  // Of barriers of a CTA:
+  // Faults of barriers of a CTA:
   kNoBlockBarrier,  // nobody waits at __syncthreads but the first time
   kNoNamedBarrier,  // nobody comes to one numbered barrier
 };

@@ -68,7 +68,7 @@ void store_global(const void* pointer);
 void load_global(const void* pointer);
 void add_global(const void* pointer, int bytes);
 int load_semaphore(const int* counter);
-// Of CTAs that do exist.
+// Counts the splits of CTAs that do exist.
 uint64_t count_split(uint64_t* counter, uint64_t splits);
 bool replace_count(uint64_t* counter, uint64_t expected, uint64_t value);
 void add_to_semaphore(int* counter, int value);

@@ -164,7 +164,7 @@ struct Ctas {
 // Runs body() once for each modelled thread of the CTAs, interleaved at random.
 Outcome run_ctas(const Setting& setting, int warps, const Ctas& ctas,
                  const std::function<void()>& body);
-// The same of one CTA, number setting.block.
+// Runs one CTA, number setting.block.
 Outcome run_block(const Setting& setting, int warps, unsigned blocks,
                   const std::function<void()>& body);
 

@@ -27,7 +27,8 @@ TEST(TileOrder, has_as_many_tiles_where_some_come_together) {
   }
 }
 
-// Of a map's rows, 128 queries each: 16 heads of 128 columns, 32 of 64, which two CTAs an SM take.
+// Rows of a map are 128 queries. The call has 16 heads of 128 columns, or 32 of 64, which two CTAs
+// an SM take.
 TEST(TileOrder, lists_go_longest_first_for_four_waves_of_ctas_or_more) {
   const auto tail_heads = [](int64_t keys, int64_t dim) {
     Problem p = plain(1, 2048 / dim, 2048 / dim, keys, keys, dim);

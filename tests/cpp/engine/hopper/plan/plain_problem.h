@@ -35,7 +35,7 @@ inline Problem decoding(int64_t batch, int64_t keys) {
   p.mask.right = 0;
   return p;
 }
-// Of sequences whose lengths only the device knows.
+// Sequences whose lengths only the device knows.
 inline Problem several_tokens(int64_t batch, int64_t queries, int64_t keys, int64_t dim) {
   Problem p = decoding(batch, keys);
   p.head_dim = p.head_dim_v = dim;

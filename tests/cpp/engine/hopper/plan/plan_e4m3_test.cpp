@@ -193,7 +193,7 @@ TEST(PlanE4m3, a_kernel_that_transposes_v_itself_reads_it_in_rows) {
   EXPECT_LT(plan.workspace_bytes, 1 << 20);
 }
 
-// It does so again for each tile of rows.
+// A kernel that transposes V does so again for each tile of rows.
 TEST(PlanE4m3, a_kernel_transposes_v_itself_where_few_rows_see_a_key) {
   const auto chooses_it = [](int64_t keys, bool causal, int64_t head_dim, auto change) {
     Problem p = of_16k_tokens(keys);
@@ -224,7 +224,7 @@ TEST(PlanE4m3, a_kernel_transposes_v_itself_where_few_rows_see_a_key) {
   EXPECT_FALSE(chooses_it(512, true, 256, [](Problem& p) { p.lengths_k.max = 0; }));
 }
 
-// The same calls, V given transposed: 16k tokens of 16 heads, channels side by side.
+// Calls with V given transposed: 16k tokens of 16 heads, channels side by side.
 Problem transposed_16k_tokens(int64_t keys) {
   Problem p = of_16k_tokens(keys);
   p.v.batch_stride = keys * 16 * 128;

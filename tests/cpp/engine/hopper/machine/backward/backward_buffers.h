@@ -44,7 +44,7 @@ std::vector<machine::Buffer> backward_buffers() {
     all.push_back({"Delta", at.delta(uint32_t(i)), int(C.block_m * sizeof(float))});
   }
   for (int i = 0; i < C.ds_stages; ++i) {
-    // Of a persistent CTA a warpgroup's dV and dK take the halves of its slab, by queries.
+    // In a persistent CTA a warpgroup's dV and dK take the halves of its slab, by queries.
     const int parts = C.persistent ? 2 * C.key_warpgroups() : 1;
     const int bytes = C.ds_tile().bytes() / parts;
     for (int part = 0; part < parts; ++part) {

@@ -23,7 +23,7 @@ class BackwardProducts {
   BackwardProducts(const LaunchedBackward<C>& launch, const BackwardWorks<C>& works)
       : launch_(launch), works_(works) {}
 
-  // Of a warp that has this work, one after the other. Helpers multiply nothing.
+  // The steps of a warp that has this work, one after the other. Helpers multiply nothing.
   std::vector<Step> of_warp(int warp, const std::vector<Work>& works) const {
     const int warpgroup = warp / kWarpsPerWarpgroup;
     if (warpgroup == int(BackwardWarpgroup::kQuery)) return query_steps_of(works);

@@ -37,7 +37,7 @@ class BackwardRun {
   int tiles() const { return launch_.tiles; }
   int step_splits() const { return launch_.params.order.step_splits; }
 
-  // Of a pair: both CTAs.
+  // Runs a tile; both CTAs, if it has a pair.
   Outcome run(int tile, machine::Setting setting) const {
     setting.buffers = backward_buffers<C>();
     if constexpr (C.pairs()) {

@@ -82,7 +82,7 @@ class BackwardWorks {
     return share_of(blocks, at.step_split);
   }
 
-  // Those that a warpgroup of dK and dV multiplies. Where some of them see its keys, general
+  // The blocks that a warpgroup of dK and dV multiplies. Where some of them see its keys, general
   // kernels leave out the first and the last one if it does not.
   std::vector<QueryBlock> multiplied_blocks(const Work& at, std::vector<QueryBlock> blocks,
                                             int warpgroup) const {

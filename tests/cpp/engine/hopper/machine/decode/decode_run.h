@@ -112,7 +112,7 @@ class DecodeRun {
   int sequences() const { return int(shape_.keys.size()); }
   int most_keys() const { return *std::max_element(shape_.keys.begin(), shape_.keys.end()); }
   int pages_of_sequence() const { return (most_keys() + shape_.page_size - 1) / shape_.page_size; }
-  // Of K and V: pages, or one for each sequence.
+  // Entries of K and V: pages, or one for each sequence.
   int entries() const {
     return shape_.page_size > 0 ? sequences() * pages_of_sequence() : sequences();
   }

@@ -22,7 +22,7 @@ class ForwardProducts {
   ForwardProducts(const LaunchedForward& launch, const ForwardWorks& works)
       : launch_(launch), works_(works) {}
 
-  // Of a consumer warp with these tiles.
+  // Expects the products of a consumer warp with these tiles.
   void expect_made(const std::vector<Product>& all, const std::vector<Work>& tiles,
                    int warp) const {
     SCOPED_TRACE("warp " + std::to_string(warp));

@@ -81,7 +81,7 @@ class ForwardWorks {
     return std::min(visited_blocks(range.from(first_key_of(work)), config_.shape.block_n).end,
                     work.blocks.count);
   }
-  // Of all warpgroups.
+  // The most blocks that any warpgroup has.
   int most_blocks_of(const Work& work) const {
     int most = 0;
     for (int w = 0; w < config_.consumers(); ++w) most = std::max(most, num_blocks_of(work, w));

@@ -62,7 +62,7 @@ std::vector<machine::Buffer> buffers_of() {
       buffers.push_back({"bits of a block", mask_bits(at, uint32_t(stage)), cuda::kMaskBits});
     }
   }
-  // Of a warp's chunks of a part of a square the first one stands for all.
+  // The first of a warp's chunks of a part of a square stands for all.
   if constexpr (C.transposes_v()) {
     constexpr int kParts = C.shape.block_n / tile::kChunkBytes,
                   kSquares = C.shape.head_dim_v / C.shape.block_n;

@@ -65,7 +65,7 @@ class LaunchedForward {
 
   LaunchedForward(const LaunchedForward&) = delete;
 
-  // That run: the first of the grid.
+  // CTAs that run: the first of the grid.
   int ctas() const { return opener_combines ? blocks : 1; }
   int first_consumer() const { return config.threads() / kWarpSize - config.consumer_warps(); }
   bool is_e5m2() const { return (trial.seed + unsigned(shape.heads)) % 2 == 1; }

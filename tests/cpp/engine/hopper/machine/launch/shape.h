@@ -25,7 +25,7 @@ struct CallShape {
   // write have no place.
   bool by_cp_async = false;
 
-  // The same in pages, in splits and so on.
+  // This shape in pages, in splits and so on.
   constexpr CallShape with_packed(const int32_t* queries, const int32_t* keys) const {
     return with(&CallShape::cu_q, queries).with(&CallShape::cu_k, keys);
   }

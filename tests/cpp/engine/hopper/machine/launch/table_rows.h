@@ -18,7 +18,7 @@ struct RowNumber {
   static constexpr size_t kRow = Row;
 };
 
-// Of kForward, those that kHas(row) holds for.
+// The rows of kForward that kHas(row) holds for.
 template <auto kHas>
 constexpr auto row_numbers() {
   std::array<size_t, size_t(std::ranges::count_if(kForward, kHas))> numbers;

@@ -38,7 +38,7 @@ class Barriers {
   // The phase that a copy counts for, and the arrival of its bytes.
   Moment end_of_phase(uint32_t address);
   void bytes_arrived(uint32_t address, int64_t bytes);
-  // Of a warp's own copies: an arrival that tells nothing else of the warp.
+  // The arrival of a warp's own copies, which tells nothing else of the warp.
   void copies_arrived(uint32_t address);
 
   // When the CTA is over: nothing is under way, or nothing of what these barriers expect.
@@ -84,8 +84,8 @@ class NamedBarriers {
   std::map<int, Named> barriers_;
 };
 
-// Of all threads of a cluster, each of which waits once for each time that it has arrived. Those
-// that have left are waited for no more.
+// The barrier of all threads of a cluster, each of which waits once for each time that it has
+// arrived. Threads that have left are waited for no more.
 class ClusterBarrier {
  public:
   explicit ClusterBarrier(int threads)

@@ -67,7 +67,8 @@ struct Block {
   std::vector<WarpMeeting> meetings;  // by warp
   // By modelled thread.
   std::array<Clock, kMostThreads> clocks;
-  // Of the last fence_mbarrier_init(): stores are in it too, which the fence of a GPU leaves out.
+  // Clocks at the last fence_mbarrier_init(): stores are in it too, which the fence of a GPU leaves
+  // out.
   std::array<Clock, kMostThreads> fenced;
   std::array<Products, kMostThreads> products;
   std::array<Departures, kMostThreads> departures;
@@ -79,7 +80,7 @@ struct Block {
   std::array<Found, kMostThreads> found;
 };
 
-// Of the thread that runs: its CTA, and one of its cluster.
+// For the thread that runs: its CTA, and one of its cluster.
 Block& here();
 Block& block_of_cluster(int rank);
 

@@ -38,7 +38,7 @@ class Departures {
 class ThreadCopies {
  public:
   void begin(uint32_t smem, const void* global);
-  // The same with numbers: `bytes` lie in shared memory once the copy has arrived.
+  // Begins a copy with numbers: `bytes` lie in shared memory once the copy has arrived.
   void begin(uint32_t smem, std::vector<unsigned char> bytes);
   void arrive(uint32_t barrier);
   void wait();

@@ -159,7 +159,7 @@ void Memory::begin_thread_copy(const Accessor& by, uint32_t address) {
   split.copier = by.thread;
 }
 
-// Of one piece, the lanes copy different bytes.
+// Lanes copy different bytes of one piece.
 void Memory::begin_own_copy(const Accessor& by, uint32_t address) {
   Piece& split = at(address);
   require_unread(by, split, "a copy by threads");

@@ -39,13 +39,13 @@ class Memory {
   void begin_copy(const Accessor& by, uint32_t address, int bytes, Moment arrival);
   void end_copy(uint32_t address, int bytes, const std::function<Content(int offset)>& content);
 
-  // The same by threads, whose first lane copies to this address: counts for its split. Over when
-  // the arrival is known that tell_arrival() names; end_thread_copy: the bytes are there.
+  // A copy by threads, whose first lane copies to this address: counts for its split. Over when the
+  // arrival is known that tell_arrival() names; end_thread_copy: the bytes are there.
   void begin_thread_copy(const Accessor& by, uint32_t address);
   void tell_arrival(uint32_t address, Moment arrival);
   void end_thread_copy(uint32_t address, Content content);
 
-  // The same of a lane whose own wait makes them known, as its stores are.
+  // A copy of a lane whose own wait makes the bytes known, as its stores are.
   void begin_own_copy(const Accessor& by, uint32_t address);
   void end_own_copy(const Accessor& by, uint32_t address, const Content& content);
 

@@ -74,7 +74,7 @@ Content read_k_major(const Operand& operand, int first_row, int rows, HeldPieces
   return c;
 }
 
-// Of all of the warpgroup's rows; returns this warp's.
+// Reads all of the warpgroup's rows; returns this warp's.
 Content read_rows_of_warpgroup(const Operand& operand, HeldPieces* held) {
   Content own;
   for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {

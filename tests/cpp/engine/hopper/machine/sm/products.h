@@ -12,8 +12,8 @@
 
 namespace fa3::machine {
 
-// Of one warp. Warps of a warpgroup need not keep step here, which is more than the hardware
-// allows.
+// The products of one warp. Warps of a warpgroup need not keep step here, which is more than the
+// hardware allows.
 class Products {
  public:
   void multiply(float* d, int count, const Operand& a, const Operand& b, bool adds);

@@ -10,7 +10,7 @@ namespace fa3::machine {
 
 class Registers {
  public:
-  // Of a block of `warps`, where so many share the register file.
+  // Registers of a block of `warps`, where so many share the register file.
   Registers(int sharing, int warps);
 
   void decrease(int registers);

@@ -21,7 +21,7 @@ namespace fa3::machine {
 
 class Scheduler {
  public:
-  // Of `ctas` with so many warps each.
+  // Schedules `ctas` with so many warps each.
   Scheduler(const Setting& setting, int ctas, int warps, const std::function<void()>& body);
 
   // Until all threads have ended and all events have happened. Returns what went wrong, or "".

@@ -80,7 +80,7 @@ TEST(Lanes, exchange_values_and_meet_in_one_instruction) {
                {kMeet});
 }
 
-// Of two CTAs.
+// Runs a program in a cluster of two CTAs.
 std::string in_a_cluster(const std::function<void()>& program) {
   std::string error;
   for (const Pace& pace : kManyPaces) {

@@ -40,7 +40,7 @@ TEST(SelectBackwardKernel, has_pairs_of_128_columns_for_key_blocks_in_even_numbe
   for (const int64_t keys : {1, 128, 257, 384, 1100}) EXPECT_FALSE(takes(128, 128, keys)) << keys;
 }
 
-// They have eight steps and less, on average, and add in any order.
+// Key blocks of few steps have eight or fewer on average; persistent CTAs add in any order.
 TEST(SelectBackwardKernel, has_persistent_CTAs_at_64_columns_for_key_blocks_of_few_steps) {
   const auto takes = [](int64_t d, const DenseCall& call) {
     return select_backward({.head_dim = d, .head_dim_v = d, .dense = call})->kernel.persistent;

@@ -47,7 +47,7 @@ TEST(TilesInPairs, are_those_of_few_heads) {
   EXPECT_EQ(ranges_of(causal(1, 128, 128)), 0);
 }
 
-// Those of the contract (contract/calls/tiles_test.cpp, edges/repeat_test.cpp).
+// The pairs of the contract (contract/calls/tiles_test.cpp, edges/repeat_test.cpp).
 TEST(TilesInPairs, are_those_of_the_contract) {
   EXPECT_GT(ranges_of(causal(1, 1300, 1300)), 0);
   EXPECT_GT(ranges_of(causal(1, 1280, 1780, 128, 2)), 0);
@@ -89,7 +89,7 @@ TEST(TilesInPairs, are_causal_ones_of_known_lengths) {
   EXPECT_EQ(ranges([](Problem& p) { p.lengths_k.varlen = true; }), 0);
 }
 
-// Of these ranges each pair has the same number: no range crosses its end.
+// Each pair has the same number of these ranges: no range crosses its end.
 TEST(TilesInPairs, have_whole_ranges_where_there_are_as_many) {
   const Problem p = causal(4, 4096, 4096);
   const ForwardCall call = call_of(p);
