@@ -19,7 +19,7 @@ from fa3.flex import tiles
 from fa3.flex.call import check_shapes
 from fa3.flex.function.pieces import NO_GRADIENTS
 from fa3.flex.function.text import NARROW
-from fa3.flex.query import ask, head_of, lists_win
+from fa3.flex.query import ask, kernel_text_of, lists_win
 from fa3.flex.stored import stored_of
 from fa3.torch import operators
 from fa3.torch.library import written
@@ -56,7 +56,7 @@ def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
     function, options = call.function, call.options
     if call.listed is not None:
         function, options = call.listed.score_only, call.listed.options_with(blocks)
-    head = function.heads.get(call.max_rows) or head_of(function, call.max_rows)
+    head = function.kernel_texts.get(call.max_rows) or kernel_text_of(function, call.max_rows)
     score = *head, captured[: len(function.types)]
     if mode.only_compiles:
         score = *score, NO_GRADIENTS, (None,) * len(function.types), True
@@ -200,7 +200,7 @@ def backward_by_kernel(call, plan, saved, tensors, blocks, do, dlse, totals):
     captured = on_device_of(q, tensors)[:count]
     texts = texts_of(function, (*totals,), call.max_rows, plan.stored)
     sums = (*((totals[n], n == plan.stored) if n in totals else None for n in range(count)),)
-    score = *head_of(function, call.max_rows), captured, texts, sums, mode.only_compiles
+    score = *kernel_text_of(function, call.max_rows), captured, texts, sums, mode.only_compiles
     given = operators.readable_by_tma(do), q, k, v, out, lse, dlse, *gradients, None
     try:
         _native.backward_with_score(operators.lend, score, *given, *options)

@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 class Table:
-    """Entries by key. The one that was found or kept max_rows ago makes room for a new one."""
+    """Entries by key. The one that was found or kept longest ago makes room for a new one."""
 
     def __init__(self) -> None:
         self.entries: collections.OrderedDict[Any, Entry] = collections.OrderedDict()

@@ -35,7 +35,7 @@ def ask(question, function, max_rows, tensors, q, k, v, options, further=()):
         if not operators.have_memory(q, k, v, *tensors):
             q, k, v, *options = (without_memory(x) for x in (q, k, v, *options))
         elif function is not None:
-            score = *head_of(function, max_rows), (*tensors,), *further
+            score = *kernel_text_of(function, max_rows), (*tensors,), *further
         return Answer(*question(score, q, k, v, *options))
     except (InvalidArgument, Unsupported) as why:  # of arguments that no engine is asked about
         return Answer(False, 0, True, "", str(why))
@@ -50,12 +50,12 @@ def lists_win(of_lists, of_function):
     return of_lists.supported and (of_lists.first_engine or not of_function().supported)
 
 
-def head_of(function, max_rows):
+def kernel_text_of(function, max_rows):
     """What the compiled module reads of a function beside its tensors, made once."""
-    head = function.heads.get(max_rows)
+    head = function.kernel_texts.get(max_rows)
     if head is None:
         head = function.pieces(max_rows), function.may_hide, nvrtc_path()
-        function.heads[max_rows] = head
+        function.kernel_texts[max_rows] = head
     return head
 
 

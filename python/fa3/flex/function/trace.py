@@ -41,7 +41,7 @@ class Function:
         self.is_fixed = is_fixed  # nothing but the captured tensors' elements may change
         self.clamps = False  # indices out of range, on a CPU too, where others are refused
         self.is_known = False  # one object does the same with the same tensors (functions.py)
-        self.heads = {}  # query.py: by max_rows
+        self.kernel_texts = {}  # query.py: by max_rows
         self._gradients = {}
         self._pieces = {}
         self._lock = threading.Lock()  # a gradient adds nodes
