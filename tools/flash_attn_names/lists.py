@@ -55,7 +55,7 @@ def seen_by(sequences, mask_mod, heads, aux_tensors, aux_scalars, device):
     batch, queries, keys = sequences[:3]
     hides = function_of(None, sequences.as_python(mask_mod, aux_tensors, aux_scalars))
     extents = lists.Extents(batch, queries, keys)
-    blocks, bits = lists.of_function(*hides, EVERY_KEY, extents, heads, device)
+    (blocks, bits), _ = lists.of_function(*hides, EVERY_KEY, extents, heads, device)
     shifts = torch.arange(32, device=device)
     # Entry n > 0 names bits n - 1; -1 and 0 get a block of ones and of zeros at the end.
     pairs = ((bits[..., None] >> shifts) & 1).reshape(-1, 128, 128).bool()

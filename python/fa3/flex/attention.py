@@ -9,10 +9,10 @@ from torch.autograd.function import once_differentiable
 
 from fa3 import _native
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex import decision, device, lists
+from fa3.flex import decisions, device, lists
 from fa3.flex.block_mask import mask_of, parts_of
 from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, NO_LENGTHS, Window, options_of
-from fa3.flex.decision import Decision, decided
+from fa3.flex.decisions import Decision, decided
 from fa3.flex.functions import function_of
 from fa3.flex.modes import beside_checkpoints
 from fa3.flex.query import ask, lists_win, with_map
@@ -53,8 +53,8 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     options = None if lengths is NO_LENGTHS else lengths
     others = parts if are_data else None, scale, causal, window, options
     seen = []
-    key = decision.key_of(seen, captured, q, k, v, *others)
-    found = decision.find(key)
+    key = decisions.key_of(seen, captured, q, k, v, *others)
+    found = decisions.find(key)
     if found is None:
         refuse(q, k, v, scale, causal)
         refuse_other_extents(block_mask, q, k, lengths)
@@ -69,9 +69,9 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
         # A map that is not kept is for this call alone.
         if key is not None and (found.blocks is None or listed.map_key is not None):
             given = found.decision, found.tensors, seen, (scale, causal, *window), lengths
-            decision.keep(key, *given)
-    of_call, tensors, maps = found
-    return run(of_call, q, k, v, tensors, maps or blocks, lengths, return_lse)
+            decisions.keep(key, *given)
+    decision, tensors, maps = found
+    return run(decision, q, k, v, tensors, maps or blocks, lengths, return_lse)
 
 
 def refuse(q, k, v, scale, causal):
@@ -108,7 +108,7 @@ def decide(q, k, v, functions, blocks, scale, window, lengths):
     if extents is not None:
         tensors = q, k, v
         windows = options_of(scale, beside_lists, lengths), options_of(scale, window, lengths)
-        bound = decision.max_rows(q, k, lengths)
+        bound = decisions.max_rows(q, k, lengths)
         given = tensors, score_only, with_masks, extents, windows, bound
         extents = extents if takes_lists(*given) else None
     maps = map_key = None
@@ -116,7 +116,7 @@ def decide(q, k, v, functions, blocks, scale, window, lengths):
         hides = function_of(None, mask_of(*masks))
         maps, map_key = lists.of_function(*hides, in_lists, extents, q.shape[-2], q.device)
     has_lists = extents is not None and not (blocks is maps is None)
-    listed = decision.Listed(score_only and score_only[0], beside_lists, map_key)
+    listed = decisions.Listed(score_only and score_only[0], beside_lists, map_key)
     if has_lists and score_mod is None:
         given = None, [], q, k, v, window, scale, lengths, blocks or ()
         return Found(decided(*given, listed=listed), [], maps)
@@ -148,10 +148,10 @@ def takes_lists(tensors, score_only, with_masks, extents, options, max_rows):
     return lists_win(answer, answer_without_lists)
 
 
-def run(of_call, q, k, v, tensors, blocks, lengths, return_lse, out=None):
-    """(out, lse). of_call: a Decision. tensors: that the function captures. blocks: the lists,
+def run(decision, q, k, v, tensors, blocks, lengths, return_lse, out=None):
+    """(out, lse). decision: a Decision. tensors: that the function captures. blocks: the lists,
     where there are any."""
-    call = of_call if lengths is NO_LENGTHS else of_call.of_lengths(lengths)
+    call = decision if lengths is NO_LENGTHS else decision.of_lengths(lengths)
     if call.function is None and device.mode.only_compiles:
         return None, None  # nothing is compiled
     if call.function is None:

@@ -13,10 +13,10 @@ import torch
 from fa3._arrays import refuse_negated
 from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex import caches, decision, lists
+from fa3.flex import caches, decisions, lists
 from fa3.flex.attention import run, takes_lists, window_of
 from fa3.flex.call import EVERY_KEY, NO_LENGTHS, check_shapes, options_of
-from fa3.flex.decision import Listed, decided
+from fa3.flex.decisions import Listed, decided
 from fa3.flex.function.trace import trace
 from fa3.flex.kept import table
 from fa3.flex.modes import beside_checkpoints
@@ -77,28 +77,28 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
         refuse_gradients("since it is written in place", out=out)
     equal_rows = not NUMBERS_ALONE.issuperset(options) and have_equal_rows(options)
     others = bias, alibi_slopes, options, only_kernels, may_list, equal_rows, "bias"
-    key = decision.key_of(None, (), q, k, v, *others)
+    key = decisions.key_of(None, (), q, k, v, *others)
     found = table.find(key)
     if found is not None:
-        of_call, _ = found
+        decision, _ = found
     else:
         if key is None:  # a signature has neither transforms nor lazily negated views
             refuse_transforms()
             q, k, v, bias, alibi_slopes = operators.resolved(q, k, v, bias, alibi_slopes)
         with beside_checkpoints():
-            of_call = decide(q, k, v, bias, alibi_slopes, options, only_kernels, may_list)
+            decision = decide(q, k, v, bias, alibi_slopes, options, only_kernels, may_list)
         # A switch of torch's may refuse deterministic calls.
         if key is not None and not options.get("deterministic"):
-            decision.keep(key, of_call, [], [], (), options)
-    how = of_call.bias
+            decisions.keep(key, decision, [], [], (), options)
+    how = decision.bias
     lengths = lengths_named(how.lengths, options) if how.lengths else NO_LENGTHS
     if how.lists is not None:
         with beside_checkpoints():
             blocks = lists.of_booleans(bias, *how.lists)
-        results = run(of_call, q, k, v, [], blocks, lengths, return_lse)
+        results = run(decision, q, k, v, [], blocks, lengths, return_lse)
     else:
         tensors = captured(how, q, k, bias, alibi_slopes, lengths)
-        results = run(of_call, q, k, v, tensors, None, lengths, return_lse, out)
+        results = run(decision, q, k, v, tensors, None, lengths, return_lse, out)
     return results if return_lse else results[0]
 
 
@@ -169,7 +169,7 @@ def has_lists(q, k, v, bias, window, scale, lengths):
     if extents is None:
         return False
     options = options_of(scale, EVERY_KEY, lengths), options_of(scale, window, lengths)
-    max_rows = decision.max_rows(q, k, lengths)
+    max_rows = decisions.max_rows(q, k, lengths)
 
     def with_masks():
         return function_with(bias, None, None)

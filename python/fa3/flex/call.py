@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows, lengths, shapes and options of a call, as fa3.flex passes them on. Next: decision.py."""
+"""Windows, lengths, shapes and options of a call, as fa3.flex passes them. Next: decisions.py."""
 
 from typing import NamedTuple
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from fa3.compat.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
 from fa3.flex import bias as forms  # noqa: E402
-from fa3.flex.decision import Decision  # noqa: E402
+from fa3.flex.decisions import Decision  # noqa: E402
 from fa3.flex.function.pieces import gradient_texts_of  # noqa: E402
 from fa3.flex.function.text import MOST_ROWS  # noqa: E402
 from fa3.flex.stored import stored_of  # noqa: E402

@@ -277,7 +277,7 @@ def test_options_are_in_the_order_of_the_table():
     from fa3._options import Options
     from fa3._options import in_order as of_table
     from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Window
-    from fa3.flex.decision import Decision, Listed
+    from fa3.flex.decisions import Decision, Listed
     from fa3.masks import BlockMask
 
     names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"

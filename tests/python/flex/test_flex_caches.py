@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fa3  # noqa: E402
 from fa3.compat import flash_attn, vllm  # noqa: E402
-from fa3.flex.decision import max_rows  # noqa: E402
+from fa3.flex.decisions import max_rows  # noqa: E402
 
 BATCH, HEADS, KV_HEADS, DIM = 3, 8, 2, 64
 USED = (1300, 0, 411)

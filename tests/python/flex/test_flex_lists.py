@@ -17,7 +17,7 @@ from fa3._options import Options  # noqa: E402
 from fa3.flex import attention, kept  # noqa: E402
 from fa3.flex import device as device_of_scores  # noqa: E402
 from fa3.flex.call import EVERY_KEY  # noqa: E402
-from fa3.flex.decision import Decision, Listed  # noqa: E402
+from fa3.flex.decisions import Decision, Listed  # noqa: E402
 from fa3.flex.function.text import MOST_ROWS  # noqa: E402
 from fa3.flex.functions import function_of  # noqa: E402
 from fa3.flex.query import Answer, lists_win  # noqa: E402

@@ -40,7 +40,7 @@ from warm_calls import (  # noqa: E402
 )
 
 from fa3.flex import device, functions, kept  # noqa: E402
-from fa3.flex.decision import Decision  # noqa: E402
+from fa3.flex.decisions import Decision  # noqa: E402
 
 
 def decisions():

@@ -9,7 +9,7 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
 from fa3.flex import device  # noqa: E402
 from fa3.flex.call import EVERY_KEY  # noqa: E402
-from fa3.flex.decision import Decision  # noqa: E402
+from fa3.flex.decisions import Decision  # noqa: E402
 from fa3.flex.function.trace import trace  # noqa: E402
 
 SLOPES = torch.tensor([0.5, 0.25])

@@ -76,7 +76,7 @@ def test_both_passes_are_asked_to_compile_alone(monkeypatch, learn):
     bias = torch.randn(1, HEADS, ROWS, ROWS, requires_grad=learn)
     function, tensors = fa3.flex.bias.function_with(bias, None, None)
     q, k, v = inputs(dtype=torch.bfloat16, learn=False)
-    call = fa3.flex.decision.decided(
+    call = fa3.flex.decisions.decided(
         function, tensors, q, k, v, fa3.flex.call.EVERY_KEY, None, fa3.flex.call.NO_LENGTHS
     )._replace(has_kernels=True)
     for compiling in (contextlib.nullcontext(), only_compiling()):
