@@ -23,7 +23,7 @@ from fa3._arrays import (
     view,
 )
 from fa3._dropout import require_seed
-from fa3._options import OF_BOTH_PASSES, in_order, lengths_in_int32, takes_options, viewed
+from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.masks import refuse_other_extents
 
@@ -173,7 +173,7 @@ def attention(
             raise Unsupported(f"{name}: expected None with arrays that are no torch tensors")
         if generator is not None:
             raise Unsupported(f"generator: not together with {name}, which has no dropout")
-        given = q, k, v, bias, alibi_slopes, out, return_lse, lengths_in_int32(options)
+        given = q, k, v, bias, alibi_slopes, out, return_lse, options
         return torch_backend().attend_with_bias(*given)
     if "block_mask" in options:
         refuse_other_extents(options["block_mask"], q, k, options)

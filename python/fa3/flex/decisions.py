@@ -108,12 +108,9 @@ def keep(key, decision, tensors, seen, numbers, options):
     if not all(isinstance(number, NUMBERS) for number in numbers):
         return
     # The signature must have what the function does, and what it captures.
-    if function is None or has_bias or (function.is_known and is_within(tensors, seen)):
+    is_seen = function is None or has_bias or function.is_known
+    if is_seen and all(any(t is other for other in seen) for t in tensors):
         table.keep(key, decision, tensors, seen)
-
-
-def is_within(tensors, others):
-    return all(any(t is other for other in others) for t in tensors)
 
 
 def decided(function, tensors, q, k, v, window, scale, lengths, block_mask=(), **others):

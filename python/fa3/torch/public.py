@@ -3,12 +3,14 @@
 
 import torch
 
-from fa3 import _backends
+from fa3 import _backends, masks
 from fa3._flex import load_flex
 from fa3._options import in_order, lengths_in_int32, takes_options
 from fa3.masks import refuse_other_extents
 from fa3.torch.autograd import attend, to_autocast_type
 from fa3.torch.operators import is_any_autocast_enabled
+
+LENGTHS = frozenset(masks.LENGTHS)
 
 
 def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options):
@@ -17,6 +19,8 @@ def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options):
         device_type = "cuda" if q.is_cuda else q.device.type
         if torch.is_autocast_enabled(device_type):
             q, k, v = to_autocast_type(device_type, q, k, v)
+    if not LENGTHS.isdisjoint(options):
+        options = lengths_in_int32(options)
     load_flex()
     given = q, k, v, bias, alibi_slopes, out, return_lse, options
     return _backends.flex.attend_with_bias(*given)
@@ -64,7 +68,6 @@ def attention(
         TypeError: k, v or an option is no tensor, no number, ...
     """
     if bias is not None or alibi_slopes is not None:
-        options = lengths_in_int32(options)
         return attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options)
     if "block_mask" in options:
         refuse_other_extents(options["block_mask"], q, k, options)
