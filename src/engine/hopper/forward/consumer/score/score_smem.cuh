@@ -16,11 +16,12 @@ struct CapturedSmem {
   PipelineBarriers<C.captured_stages()> pipeline;
 };
 template <Kernel C>
-__device__ __forceinline__ uint32_t captured(SmemAddresses<C> at, uint32_t stage) {
+__device__ __forceinline__ uint32_t captured(const SmemAddresses<C>& at, uint32_t stage) {
   return at.base + offsetof(SmemPlan<C>, score_tiles) + stage * C.captured_tile().bytes();
 }
 template <Kernel C>
-__device__ __forceinline__ Pipeline<C.captured_stages()> captured_pipeline(SmemAddresses<C> at) {
+__device__ __forceinline__ Pipeline<C.captured_stages()> captured_pipeline(
+    const SmemAddresses<C>& at) {
   return {at.base + uint32_t{offsetof(SmemPlan<C>, score_tiles.pipeline)}};
 }
 
@@ -33,20 +34,20 @@ struct KeyTermSmem {
   PipelineBarriers<kKeyTermStages> pipeline;
 };
 template <Kernel C>
-__device__ __forceinline__ uint32_t key_terms(SmemAddresses<C> at, uint32_t stage) {
+__device__ __forceinline__ uint32_t key_terms(const SmemAddresses<C>& at, uint32_t stage) {
   return at.base + uint32_t{offsetof(SmemPlan<C>, score_tiles.terms)} +
          stage * key_term_operand_bytes(C.shape.block_n);
 }
 template <Kernel C>
-__device__ __forceinline__ uint32_t key_term_zeros(SmemAddresses<C> at) {
+__device__ __forceinline__ uint32_t key_term_zeros(const SmemAddresses<C>& at) {
   return at.base + uint32_t{offsetof(SmemPlan<C>, score_tiles.zeros)};
 }
 template <Kernel C>
-__device__ __forceinline__ uint32_t key_term_ones(SmemAddresses<C> at) {
+__device__ __forceinline__ uint32_t key_term_ones(const SmemAddresses<C>& at) {
   return at.base + uint32_t{offsetof(SmemPlan<C>, score_tiles.ones)};
 }
 template <Kernel C>
-__device__ __forceinline__ Pipeline<kKeyTermStages> key_term_pipeline(SmemAddresses<C> at) {
+__device__ __forceinline__ Pipeline<kKeyTermStages> key_term_pipeline(const SmemAddresses<C>& at) {
   return {at.base + uint32_t{offsetof(SmemPlan<C>, score_tiles.pipeline)}};
 }
 
