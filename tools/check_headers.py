@@ -21,9 +21,11 @@ MACHINE = ROOT / "tests/cpp/engine/hopper/machine"
 NUMERIC = ROOT / "tests/cpp/engine/ampere/numeric"
 CUDA = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
 GPU = ("src/engine/ampere/", "src/engine/hopper/", "src/engine/cuda/")
-# Behind the doubles: the instructions themselves, and the tables of wgmma that a script writes.
+# Behind the doubles: the instructions themselves, and the tables of wgmma that a script writes; and
+# what stands for the standard library.
 NVCC_ALONE = (
     "src/engine/hopper/ptx/",
+    "src/engine/cuda/jit/std.h",
     "src/engine/cuda/kernels/quantize_",
     "src/engine/cuda/softmax/distance_sums.cuh",
     *(

@@ -3,6 +3,7 @@
 // says how, and has the functions that are only declared here.
 #pragma once
 
+#include "core/mask/mask_rule.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {

@@ -5,6 +5,7 @@
 
 #include "engine/cuda/softmax/score_quantized_keys.cuh"
 #include "engine/hopper/forward/policies/scores.cuh"
+#include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
