@@ -50,8 +50,9 @@ def in_layout(layout, q, k, v, has_lengths):
 
 
 def looks_turned(x):
-    shape = getattr(x, "shape", ())
-    return len(shape) == 4 and shape[2] > shape[1] > 0
+    if getattr(x, "ndim", 0) != 4 or getattr(x, "is_nested", False):
+        return False
+    return x.shape[2] > x.shape[1] > 0
 
 
 def flex_attention(
