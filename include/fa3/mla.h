@@ -75,7 +75,7 @@ typedef struct fa3_mla_forward_params {
   fa3_tensor seqused_k;    /**< int32 (b), with page_table: rows of a sequence */
   fa3_tensor cu_seqlens_q; /**< int32 (b + 1), with a packed q and page_table */
   fa3_tensor indices;      /**< int32 (b, sq, k) or (total_q, k): sparse */
-  fa3_tensor index_count;  /**< int32 (b), (b, sq) or (total_q), optional: so many from the left */
+  fa3_tensor index_count;  /**< int32 (b), (b, sq) or (total_q), optional: how many, from the left */
   fa3_mla_cache extra_cache;    /**< optional, with extra_indices: more keys of the same softmax */
   fa3_tensor extra_indices;     /**< as indices, into extra_cache; any number a query */
   fa3_tensor extra_index_count; /**< as index_count */

@@ -84,7 +84,7 @@ for line in FORWARD:
 
 IN_ORDER = tuple(DEFAULTS.values())
 NAMES = tuple(DEFAULTS)
-# Of a list of options in order, which may end early.
+# Parts of a list of options in order, which may end early.
 BEHIND_SCORES = slice(len(SCORES), None)
 OF_TENSORS = slice(len(SCORES), len(SCORES) + len(TENSORS))
 CAP_AND_SCALE = slice(NAMES.index("softcap"), NAMES.index("scale") + 1)

@@ -74,7 +74,7 @@ def attention(
         causal: bottom right; dense calls alone.
         indices: int32 (b, sq, k) or (total_q, k): rows of each query, page * page_size + row. A
             number that names no row, such as -1, is skipped; one that stands twice counts twice.
-        index_count: int32 (b,), (b, sq) or (total_q,): only so many indices from the left count.
+        index_count: int32 (b,), (b, sq) or (total_q,): how many indices, from the left, count.
         extra_cache, extra_rope, extra_rows, extra_descale, extra_indices, extra_index_count: more
             keys of the same softmax, in a cache of its own with any format.
         sink: float32 (h,): one more logit of each head, which has no value.

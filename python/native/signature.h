@@ -24,7 +24,7 @@ namespace fa3::python {
 //   built-ins                 one object, bound to none but a module or a class; also exceptions
 //   modules                   one object, in which numbers and tensors that the code names are the
 //                             same, and functions one object
-// It reads all of that in each call.
+// All of that is read in each call.
 //
 // names_of(code): ((globals), (attributes)) that a code names; asked once for each code.
 // Tensor, Parameter: the classes of tensors; those of other subclasses are told apart where a

@@ -60,7 +60,7 @@ Work attention(const char* verb, const Problem& p) {
   return work;
 }
 
-// That a query has in both caches.
+// The keys that a query has in both caches.
 int64_t selected_keys(const MlaProblem& p, int64_t b, int64_t row) {
   int64_t count = 0;
   for (const SelectedKeys* keys : {&p.keys, &p.extra}) {

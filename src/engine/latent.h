@@ -56,7 +56,7 @@ struct SelectedKeys {
   const int32_t* indices = nullptr;
   int64_t num_indices = 0;  // of a query
   int64_t batch_stride = 0, row_stride = 0;
-  const int32_t* count = nullptr;  // optional: so many from the left
+  const int32_t* count = nullptr;  // optional: how many, from the left
   int64_t count_batch_stride = 0, count_row_stride = 0;
 
   const int32_t* of(int64_t b, int64_t row) const {

@@ -86,7 +86,7 @@ def flash_mla_with_kvcache(
         indices: (b, sq, k), page * page_size + row; others than rows of the cache are skipped.
         attn_sink: (h,) float: one more logit of each head; with indices.
         extra_k_cache, extra_indices_in_kvcache: more keys of the same softmax.
-        topk_length, extra_topk_length: (b,): so many indices from the left count.
+        topk_length, extra_topk_length: (b,): how many indices, from the left, count.
         out: written instead of a new tensor, as vLLM's copy has it.
 
     Returns:
@@ -167,7 +167,7 @@ def flash_mla_sparse_fwd(
         kv: (s_kv, 1, d).
         indices: (sq, 1, k); below 0 or >= s_kv: skipped.
         attn_sink: (h,) float: one more logit of each head.
-        topk_length: (sq,): so many indices from the left count.
+        topk_length: (sq,): how many indices, from the left, count.
         out: written instead of a new tensor, as vLLM's copy has it.
 
     Returns:

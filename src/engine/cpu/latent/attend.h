@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention to latent caches by the tiled forward. A task has some queries of one sequence (with
-// selected keys: one), reads their keys as floats, so many at a time, and attends to these as to
+// selected keys: one), reads a block of their keys as floats at a time, and attends to it as to
 // the keys of a small problem of one key head; each part of the keys goes on from the result
 // before.
 #pragma once

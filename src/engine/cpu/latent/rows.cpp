@@ -30,7 +30,7 @@ float power_of_two_from(float x) {
   return std::bit_cast<float>((bits & 0x7f800000u) + 0x800000u);
 }
 
-// Of a group's numbers. Exact scales pass over NaN as fmaxf does; others are NaN with it.
+// The scale of a group's numbers. Exact scales pass over NaN as fmaxf does; others are NaN with it.
 float new_scale(const float* x, int64_t count, fa3_mla_scaling scaling) {
   float largest = 0;
   bool has_nan = false;

@@ -11,7 +11,7 @@
 
 namespace fa3::cuda {
 
-// The same bits as on the CPU. Any CUDA device that converts to e4m3 would do.
+// Bits as on the CPU. Any CUDA device that converts to e4m3 would do.
 Status plan_quantize(const QuantizeProblem& problem, Plan* plan);
 Status run_quantize(const QuantizeProblem& problem, const Plan& plan, void* workspace,
                     void* stream);

@@ -22,7 +22,7 @@ inline constexpr bool kEveryLaneArrives = false;
 #endif
 inline constexpr int kArrivalsOfWarp = kEveryLaneArrives ? kLanes : 1;
 
-// The same object in shared memory, by an address that the compiler takes for another one. What
+// An object in shared memory, by an address that the compiler takes for another one. What
 // branches of a kernel hold in common stays in one register for all of them, or is spilled for all
 // of them where one has few registers: this gives a branch an address of its own.
 
