@@ -69,13 +69,13 @@ typedef struct fa3_mla_forward_params {
   /** (b, sq, h, d), or (total_q, h, d): packed with cu_seqlens_q if dense, else one query a row. 1
    * to 128 heads; float32, float16 or bfloat16. */
   fa3_tensor q;
-  fa3_tensor q_rope;       /**< optional: the last 64 channels of q, which then has 64 fewer */
-  fa3_mla_cache cache;     /**< the rows */
-  fa3_tensor page_table;   /**< int32 (b, max_pages): dense */
-  fa3_tensor seqused_k;    /**< int32 (b), with page_table: rows of a sequence */
-  fa3_tensor cu_seqlens_q; /**< int32 (b + 1), with a packed q and page_table */
-  fa3_tensor indices;      /**< int32 (b, sq, k) or (total_q, k): sparse */
-  fa3_tensor index_count;  /**< int32 (b), (b, sq) or (total_q), optional: how many, from the left */
+  fa3_tensor q_rope;            /**< optional: the last 64 channels of q, which then has 64 fewer */
+  fa3_mla_cache cache;          /**< the rows */
+  fa3_tensor page_table;        /**< int32 (b, max_pages): dense */
+  fa3_tensor seqused_k;         /**< int32 (b), with page_table: rows of a sequence */
+  fa3_tensor cu_seqlens_q;      /**< int32 (b + 1), with a packed q and page_table */
+  fa3_tensor indices;           /**< int32 (b, sq, k) or (total_q, k): sparse */
+  fa3_tensor index_count;       /**< int32 (b), (b, sq) or (total_q), optional: as many as count */
   fa3_mla_cache extra_cache;    /**< optional, with extra_indices: more keys of the same softmax */
   fa3_tensor extra_indices;     /**< as indices, into extra_cache; any number a query */
   fa3_tensor extra_index_count; /**< as index_count */

@@ -107,7 +107,7 @@ def attention(
 
 
 def plan(q, cache, **options):
-    """The plan of attention(q, cache, **options) in words: engine, workspace and why."""
+    """The plan for `attention(q, cache, **options)` in words: engine, workspace and why."""
     return _mla_calls.plan(forward_call({**DEFAULTS, **options, "q": q, "cache": cache}))
 
 

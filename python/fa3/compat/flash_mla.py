@@ -40,7 +40,7 @@ class FlashMLASchedMeta:
         extra_topk: int | None
 
     have_initialized: bool = False
-    config: Config | None = None
+    config: object = None  # a Config, of the first call
     tile_scheduler_metadata: torch.Tensor | None = None
     num_splits: torch.Tensor | None = None
 
