@@ -44,6 +44,7 @@ highlight_language = "none"  # blocks that name no language are shell sessions a
 maximum_signature_line_length = 80
 autodoc_mock_imports = ["fa3._native", "jax", "torch"]
 sys.modules["transformers"] = MagicMock(__version__="5.23.0")  # which fa3.hf compares
+sys.modules["transformers.integrations.sdpa_attention"] = MagicMock()
 autodoc_typehints = "signature"
 myst_enable_extensions = ["attrs_inline", "colon_fence"]
 myst_heading_anchors = 4

@@ -71,22 +71,30 @@ FA3_API fa3_status fa3_ring_rows(const fa3_ring* ring, int32_t world, int32_t ra
 
 /** Neighbouring rows of a document: the positions [begin, end) in it. */
 typedef struct fa3_ring_piece {
-  int64_t document, begin, end;
+  int64_t document; /**< its number */
+  int64_t begin;    /**< the first position */
+  int64_t end;      /**< the one behind the last */
 } fa3_ring_piece;
 
 /** Rows and keys, half-open, between which the mask is one band: a row sees a key if
  * low <= key - row <= high. Rows and keys count from the first one of the lists of pieces. */
 typedef struct fa3_ring_rectangle {
-  int64_t rows[2], keys[2];
-  int64_t low, high;  /**< from -2^60 to 2^60, which bound nothing */
-  int64_t document;   /**< that the rows and keys belong to */
-  int64_t query, key; /**< positions of the first row and the first key in it */
+  int64_t rows[2];  /**< begin and end */
+  int64_t keys[2];  /**< begin and end */
+  int64_t low;      /**< -2^60 bounds nothing */
+  int64_t high;     /**< 2^60 bounds nothing */
+  int64_t document; /**< that the rows and keys belong to */
+  int64_t query;    /**< position of the first row in it */
+  int64_t key;      /**< position of the first key in it */
 } fa3_ring_rectangle;
 
 /** The fewest rectangles that see what a mask shows between rows and keys, in the order of the
  * documents. The schedules of fa3_ring_forward() and of the Python package are made of them.
  *
- * @param rows, keys  pieces, of documents in ascending order
+ * @param rows        pieces, of documents in ascending order
+ * @param num_rows    how many
+ * @param keys        likewise
+ * @param num_keys    how many
  * @param window      keys to the left and to the right of its own position that a query sees; -1:
  * all
  * @param step        if not 0, a rectangle has rows of one piece and keys of one piece, and begins
@@ -108,15 +116,21 @@ typedef enum fa3_ring_join {
 
 /** A call of fa3_forward(): rows and keys, and the mask as options say it. */
 typedef struct fa3_ring_call {
-  int64_t rows[2], keys[2];
-  int64_t window_left, window_right, window_shift;
-  int64_t document, query, key; /**< those of the first rectangle */
-  int64_t num_lengths;          /**< of each side, 0 for one sequence */
+  int64_t rows[2];      /**< begin and end */
+  int64_t keys[2];      /**< begin and end */
+  int64_t window_left;  /**< as in fa3_options */
+  int64_t window_right; /**< as in fa3_options */
+  int64_t window_shift; /**< as in fa3_options */
+  int64_t document;     /**< that of the first rectangle */
+  int64_t query;        /**< that of the first rectangle */
+  int64_t key;          /**< that of the first rectangle */
+  int64_t num_lengths;  /**< of each side, 0 for one sequence */
 } fa3_ring_call;
 
 /** The calls that compute rectangles.
  *
- * @param of           `count` rectangles
+ * @param of           the rectangles
+ * @param count        how many
  * @param join         an fa3_ring_join
  * @param calls        has room for `count` calls
  * @param num_calls    gets the number of calls
