@@ -122,7 +122,7 @@ def test_what_cannot_be_translated_is_named(sentence):
 
 @pytest.mark.parametrize("only_kernels", [False, True])
 def test_a_kernel_that_refuses_leaves_the_call_to_torch_or_says_why(monkeypatch, only_kernels):
-    function, tensors = trace(lambda s, b, h, i, j: s + SLOPES[h])
+    function, tensors = trace(lambda s, b, h, i, j: s + SLOPES[h % 2])
     own = [False, -1, -1, 0.0, 0.5]
     here = Decision(function, 0.5, EVERY_KEY, 0, False, True, only_kernels=only_kernels)
     here = here._replace(options=own)
