@@ -16,6 +16,10 @@ from fa3.errors import Unsupported
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
 
+def __dir__():
+    return __all__
+
+
 def flash_attn_func(
     q,
     k,

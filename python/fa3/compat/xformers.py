@@ -13,6 +13,11 @@ from fa3.errors import Unsupported
 
 __all__ = ["memory_efficient_attention"]
 
+
+def __dir__():
+    return __all__
+
+
 # By class: whether causal, whether level at the first query and key (top-left; or at the last).
 DENSE = {
     "LowerTriangularMask": (True, True),
