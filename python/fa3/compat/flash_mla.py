@@ -22,6 +22,10 @@ __all__ = [
 ]
 
 
+def __dir__():
+    return __all__
+
+
 @dataclasses.dataclass
 class FlashMLASchedMeta:
     """What calls that share it must have in common. fa3 plans inside of each call."""

@@ -242,19 +242,19 @@ class DecodeRun {
     std::map<std::tuple<const void*, int, int, int>, int> loads;
     for (const auto& of_warp : outcome.loads) {
       for (const machine::Content& c : of_warp) {
-        if (c.tensor == nullptr) continue;  // zeros behind the last key
+        // Zeros behind the last key: by threads, and of boxes of no page.
+        if (c.tensor == nullptr || c.batch < 0) continue;
         const auto [sequence, key] = key_of(c);
         if (key < shape_.keys[size_t(sequence)]) ++loads[{c.tensor, c.head, sequence, key}];
       }
     }
     const int packs = group() / tiling().pack.heads();
-    size_t expected = 0;
     for (int b = 0; b < sequences(); ++b) {
       for (int head = 0; head < shape_.kv_heads; ++head) {
         for (int key = 0; key < shape_.keys[size_t(b)]; key += kPieceRows) {
           const auto check = [&](const void* tensor, const char* name, int count) {
-            ++expected;
-            const int found = loads[{tensor, head, b, key}];
+            const auto load = loads.extract({tensor, head, b, key});
+            const int found = load ? load.mapped() : 0;
             if (found == count) return;
             complain("loaded ", found, " times, not ", count, ": ", name, " of sequence ", b,
                      ", head ", head, ", key ", key);
@@ -264,7 +264,11 @@ class DecodeRun {
         }
       }
     }
-    if (loads.size() != expected) complain("loaded what is no sequence's");
+    for (const auto& [place, count] : loads) {
+      const auto& [tensor, head, b, key] = place;
+      complain("loaded ", count, " times, not at all: ", tensor == &k_ ? "K" : "V", " of sequence ",
+               b, ", head ", head, ", key ", key);
+    }
   }
   std::pair<int, int> key_of(const machine::Content& c) const {
     if (shape_.page_size == 0) return {c.batch, c.row};
