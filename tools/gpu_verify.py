@@ -293,22 +293,39 @@ def verify(build: Path, path: Path, only: Sequence[str] = ("",), gpu_oracle: boo
     return passed == len(todo)
 
 
+def vouch(record: dict, every: dict, digests: dict, codes: KernelCode) -> list[str]:
+    """Notes the machine code of pieces that passed for these sources; and renews pieces that passed
+    for others, if each of their checks ran on this very code. Returns the names of these."""
+    renewed = []
+    for piece in record.get("pieces", []):
+        name = piece["name"]
+        if not piece["passed"] or name not in every:
+            continue
+        code = [checked(command, codes) for command in every[name]]
+        if piece["source_hash"] != digests[name]:
+            if not code or not {*code} <= {*piece.get("code", ())}:
+                continue
+            piece["source_hash"] = digests[name]
+            renewed.append(name)
+        piece.update({"code": sorted({*code} - {None})} if any(code) else {})
+    return renewed
+
+
 def note_code(build: Path, path: Path) -> None:
     """Writes the machine code's hashes beside the programs, and into what the record says of them:
-    the pieces that passed for the sources of this build."""
+    vouch()."""
     every = pieces(build)
     codes = KernelCode.of_build(
         build, {name: table_rows(str(build / "bin" / name)) for name in PROGRAMS}
     )
     codes.save(build)
-    record, digests = load_record(path), hashes(every)
-    for piece in record.get("pieces", []):
-        if piece["passed"] and piece["source_hash"] == digests.get(piece["name"]):
-            code = all_checked(every[piece["name"]], codes)
-            piece.update({"code": sorted(code)} if code else {})
+    record = load_record(path)
+    renewed = vouch(record, every, hashes(every), codes)
     if record:
         path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"{sum(map(len, codes.programs.values()))} rows in {len(codes.programs)} programs")
+    for name in renewed:
+        print(f"the same machine code as when it passed: {name}")
 
 
 def main() -> int:

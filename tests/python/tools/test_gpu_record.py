@@ -385,6 +385,29 @@ def test_a_check_is_carried_over_while_its_kernels_keep_their_machine_code(build
     assert renumbered["passed"] and renumbered["checks"] == 3 and renumbered["carried"] == 2
 
 
+def test_sources_that_compile_to_the_code_that_passed_keep_the_record(build):
+    folder, stage = build
+    commands = {"kernels": [["fa3_gpu_check", "--rows", "0", "1"]], "others": [["fa3_other"]]}
+    rows = {"fa3_gpu_check": [gpu_pieces.Row(0, "forward", 64, 64, "forward_0")]}
+    code = [
+        gpu_verify.checked(commands["kernels"][0], gpu_verify.KernelCode.of_build(folder, rows))
+    ]
+
+    def renewed():
+        pieces = [
+            {"name": "kernels", "passed": True, "source_hash": "before", "code": code},
+            {"name": "others", "passed": True, "source_hash": "before"},
+        ]
+        codes = gpu_verify.KernelCode.of_build(folder, rows)
+        digests = dict.fromkeys(commands, "now")
+        found = gpu_verify.vouch({"pieces": pieces}, commands, digests, codes)
+        return found, [piece["source_hash"] for piece in pieces]
+
+    assert renewed() == (["kernels"], ["now", "before"])
+    stage("forward_0", "another")
+    assert renewed() == ([], ["before", "before"])
+
+
 def test_machine_code_is_instructions_and_constants_alone(tmp_path):
     def parts(*sections):
         lines = "".join(f'.section {name},"a"\n.ascii "{text}"\n' for name, text in sections)
