@@ -63,7 +63,7 @@ __all__ = [
     "validate",
 ]
 
-PACKAGES = {"compat", "distributed", "errors", "hf", "jax", "masks", "torch"}
+PACKAGES = {"compat", "distributed", "errors", "hf", "jax", "masks", "mla", "torch"}
 
 
 def __dir__():
