@@ -28,7 +28,7 @@ REFUSED = {
     "rank": (lambda q, k, v: {"q": q[0]}, "^q: expected rank 4"),
     "wide": (
         lambda q, k, v: {"q": q.repeat(40, 3), "k": k.repeat(40, 3)},
-        r"head dim in \[1, 512\]",
+        r"head dim in \[1, 576\]",
     ),
     "window": (lambda q, k, v: {"window": 3}, r"^window: expected \(left, right\)"),
     "softcap": (lambda q, k, v: {"softcap": "x"}, "^softcap: expected a number"),
