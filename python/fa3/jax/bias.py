@@ -71,7 +71,10 @@ def attend_with_bias(q, k, v, bias, return_lse, options):
     rows = min(BLOCK, max(sq, 1))
     blocks = -(-sq // rows)
     sees = visible(options, sq, sk)
-    scale = options.get("scale") or d**-0.5
+    scale = d**-0.5 if options.get("scale") is None else options["scale"]
+    # What is stored behind a sequence may be NaN, which a weight of 0 would pass on.
+    q = within(options.get("seqused_q"), q)
+    k, v = (within(options.get("seqused_k"), x) for x in (k, v))
     softcap = options.get("softcap")
 
     @jax.checkpoint
@@ -106,6 +109,14 @@ def attend_with_bias(q, k, v, bias, return_lse, options):
     out = jnp.moveaxis(outs, 0, 1).reshape(b, blocks * rows, hq, -1)[:, :sq]
     lse = jnp.moveaxis(lses, 0, 2).reshape(b, hq, blocks * rows)[:, :, :sq]
     return (out, lse) if return_lse else out
+
+
+def within(lengths, x):
+    """x (b, s, heads, dim), with zeros behind the sequences."""
+    if lengths is None:
+        return x
+    row = jnp.arange(x.shape[1])
+    return jnp.where((row < jnp.asarray(lengths)[:, None])[..., None, None], x, 0)
 
 
 def visible(options, sq, sk):

@@ -180,6 +180,23 @@ def test_a_bias_hides_keys_and_whole_rows():
     assert np.isfinite(gradient).all() and (np.asarray(gradient)[7] == 0).all()
 
 
+def test_beside_a_bias_nothing_behind_a_sequence_counts_and_scale_0_is_0():
+    bias = np.random.default_rng(6).standard_normal((4, 200, 150)).astype(np.float32)
+    used = {"seqused_q": np.int32([120, 200]), "seqused_k": np.int32([90, 150])}
+
+    def attend(q, k, v):
+        return fa3.jax.attention(q, k, v, bias=bias, **used)
+
+    garbage = [np.copy(x) for x in (Q, K, V)]
+    for x, rows in zip(garbage, (120, 90, 90), strict=True):
+        x[0, rows:] = np.nan
+    assert_bits(both_passes(attend, *garbage), both_passes(attend, Q, K, V))
+    by_bias = fa3.jax.attention(Q, K, V, bias=bias, scale=0.0)
+    weights = jax.nn.softmax(bias, axis=-1)
+    expected = jnp.einsum("hij,bjhe->bihe", weights, jnp.repeat(V, 2, axis=2))
+    np.testing.assert_allclose(by_bias, expected, rtol=0, atol=1e-5)
+
+
 def test_a_bias_keeps_one_block_of_scores():
     """Not the scores of all queries, in neither pass: these would be 64 MiB."""
     (x,) = random_arrays((1, 4096, 1, 16))
