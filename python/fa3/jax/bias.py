@@ -68,6 +68,11 @@ def attend_with_bias(q, k, v, bias, return_lse, options):
             f"k, v: expected (b, sk, hk, dim) of q's batch, head dim and a divisor of its heads "
             f"{q.shape}, got {k.shape} and {v.shape}"
         )
+    for name in ("seqused_q", "seqused_k"):
+        lengths = options.get(name)
+        if lengths is not None and jnp.shape(lengths) != (b,):
+            got = jnp.shape(lengths)
+            raise InvalidArgument(f"{name}: expected shape (b,) = ({b},), got {got}")
     rows = min(BLOCK, max(sq, 1))
     blocks = -(-sq // rows)
     sees = visible(options, sq, sk)
@@ -92,7 +97,7 @@ def attend_with_bias(q, k, v, bias, return_lse, options):
         weights = (weights / jnp.where(some, total, 1)).astype(v.dtype)
         out = jnp.einsum("bgrij,bjge->bigre", weights, v, preferred_element_type=jnp.float32)
         lse = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + top, -jnp.inf)
-        return out.reshape(b, rows, hq, -1).astype(q.dtype), lse.reshape(b, hq, rows)
+        return out.reshape(b, rows, hq, v.shape[-1]).astype(q.dtype), lse.reshape(b, hq, rows)
 
     def in_blocks(x, axis):
         """Blocks of queries in front."""
@@ -106,7 +111,7 @@ def attend_with_bias(q, k, v, bias, return_lse, options):
     parts = {"q": in_blocks(q.reshape(b, sq, hk, group, d), 1), "first": jnp.arange(blocks) * rows}
     parts |= {"bias": in_blocks(bias, 3)} if has_rows else {}
     outs, lses = jax.lax.map(lambda x: block(**{"bias": bias, **x}), parts)
-    out = jnp.moveaxis(outs, 0, 1).reshape(b, blocks * rows, hq, -1)[:, :sq]
+    out = jnp.moveaxis(outs, 0, 1).reshape(b, blocks * rows, hq, v.shape[-1])[:, :sq]
     lse = jnp.moveaxis(lses, 0, 2).reshape(b, hq, blocks * rows)[:, :, :sq]
     return (out, lse) if return_lse else out
 
@@ -126,7 +131,8 @@ def visible(options, sq, sk):
 
     def used(side, longest):
         lengths = options.get(f"seqused_{side}")
-        return jnp.asarray(np.int32([longest]) if lengths is None else lengths)[:, None, None]
+        lengths = np.int32([longest]) if lengths is None else jnp.clip(lengths, 0, longest)
+        return jnp.asarray(lengths)[:, None, None]
 
     used_q, used_k = used("q", sq), used("k", sk)
     key = jnp.arange(sk)[None, None]

@@ -66,6 +66,8 @@ def dot_product_attention(
         query_number, key_number = jnp.arange(t)[:, None], jnp.arange(s)
         seen = in_band(left, right, query_number, key_number)
         mask = seen if mask is None else mask & seen
+    if bias is not None and not jnp.issubdtype(bias.dtype, jnp.floating):
+        raise InvalidArgument(f"bias: expected floats, got {bias.dtype}; booleans are a mask")
     if bias is not None and mask is not None:
         bias = jnp.where(mask, bias, -jnp.inf)
     elif mask is not None:

@@ -197,6 +197,15 @@ def test_beside_a_bias_nothing_behind_a_sequence_counts_and_scale_0_is_0():
     np.testing.assert_allclose(by_bias, expected, rtol=0, atol=1e-5)
 
 
+def test_a_bias_takes_no_queries_and_lengths_of_each_sequence_alone():
+    bias = np.zeros((1, 1, 1, 150), np.float32)
+    assert fa3.jax.attention(Q[:, :0], K, V, bias=bias).shape == (2, 0, 4, 8)
+    with pytest.raises(fa3.InvalidArgument, match="seqused_k: expected shape"):
+        fa3.jax.attention(Q, K, V, bias=bias, seqused_k=np.int32([3]))
+    with pytest.raises(fa3.InvalidArgument, match="bias: expected floats, got bool"):
+        fa3.jax.dot_product_attention(Q, K, K, bias=bias == 0)
+
+
 def test_a_bias_keeps_one_block_of_scores():
     """Not the scores of all queries, in neither pass: these would be 64 MiB."""
     (x,) = random_arrays((1, 4096, 1, 16))
