@@ -108,6 +108,8 @@ def attention(
 
 def plan(q, cache, **options):
     """The plan for `attention(q, cache, **options)` in words: engine, workspace and why."""
+    if unknown := options.keys() - DEFAULTS.keys():
+        raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
     return _mla_calls.plan(forward_call({**DEFAULTS, **options, "q": q, "cache": cache}))
 
 

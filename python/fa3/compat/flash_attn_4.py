@@ -45,6 +45,7 @@ def flash_attn_func(
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> (out, lse)."""
     refuse(qv, gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors)
+    refuse_window(causal, window_size, mask_mod)
     named = options(softmax_scale, causal, window_size, softcap, deterministic)
     return attend(q, k, v, learnable_sink, score_mod, mask_mod, named)
 
@@ -85,6 +86,7 @@ def flash_attn_varlen_func(
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...), or batches; lse (hq, total_q)."""
     refuse(qv, gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors)
     unsupported(seqlen_k_per_split=(seqlen_k_per_split, None, "fa3 takes num_splits"))
+    refuse_window(causal, window_size, mask_mod)
     named = options(softmax_scale, causal, window_size, softcap, deterministic)
     lengths = {
         "cu_seqlens_q": int32(cu_seqlens_q),
@@ -132,6 +134,22 @@ def refuse(qv, gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors
         aux_scalars=(aux_scalars, None, captured),
         block_sparse_tensors=(block_sparse_tensors, None, "pass mask_mod, or fa3.masks.BlockMask"),
     )
+
+
+def refuse_window(causal, window_size, mask_mod):
+    """What FlashAttention-4 takes in another way: its mask_mod replaces both masks, and
+    in its window None alone is unbounded."""
+    sides = window_size or (None, None)
+    if mask_mod is not None and (causal or any(side not in (None, -1) for side in sides)):
+        raise Unsupported(
+            "mask_mod: expected neither causal nor window_size beside it, which FlashAttention-4 "
+            f"passes over, got {causal} and {window_size}; write them as a part of mask_mod"
+        )
+    negative = [side is not None and side < 0 for side in sides]
+    if any(negative) and not all(negative):
+        raise Unsupported(
+            f"window_size: expected sides >= 0, or None where it is unbounded, got {window_size}"
+        )
 
 
 def refuse_cute(function, name, count):

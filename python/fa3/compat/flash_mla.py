@@ -115,11 +115,11 @@ def flash_mla_with_kvcache(
         return fa3.mla.attention(
             q,
             k_cache,
-            indices=int32(indices),
-            index_count=int32(topk_length),
+            indices=narrow(indices),
+            index_count=narrow(topk_length),
             extra_cache=extra_k_cache,
-            extra_indices=int32(extra_indices_in_kvcache),
-            extra_index_count=int32(extra_topk_length),
+            extra_indices=narrow(extra_indices_in_kvcache),
+            extra_index_count=narrow(extra_topk_length),
             sink=float32(attn_sink),
             scale=softmax_scale,
             lse_with_sink=False,
@@ -127,7 +127,13 @@ def flash_mla_with_kvcache(
             out=out,
             return_lse=True,
         )
-    for name in ("attn_sink", "extra_k_cache", "extra_indices_in_kvcache", "topk_length"):
+    for name in (
+        "attn_sink",
+        "extra_k_cache",
+        "extra_indices_in_kvcache",
+        "topk_length",
+        "extra_topk_length",
+    ):
         assert locals()[name] is None, f"{name}: expected None without indices"
     assert block_table is not None, "block_table: expected without indices, got None"
     assert cache_seqlens is not None, "cache_seqlens: expected without indices, got None"
@@ -188,8 +194,8 @@ def flash_mla_sparse_fwd(
         rows_of_stride_1(q),
         rows_of_stride_1(kv)[None, :, 0],
         rows="latent",
-        indices=int32(indices[:, 0]),
-        index_count=int32(topk_length),
+        indices=narrow(indices[:, 0]),
+        index_count=narrow(topk_length),
         sink=float32(attn_sink),
         scale=sm_scale,
         lse_with_sink=False,
@@ -199,3 +205,8 @@ def flash_mla_sparse_fwd(
         return_max=True,
     )
     return out, largest.T.contiguous(), lse.T.contiguous()
+
+
+def narrow(numbers):
+    """int32 of indices or counts; what does not fit names no row, as before."""
+    return int32(fa3.mla.narrow(numbers))

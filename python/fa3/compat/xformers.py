@@ -56,17 +56,20 @@ def memory_efficient_attention(
     )
     q, k, v = grouped(query, key, value)
     options = {"scale": scale, "dropout_p": p}
-    if attn_bias is None or isinstance(attn_bias, torch.Tensor):
+    kind = type(attn_bias).__name__  # some of its objects are tensors, too
+    if attn_bias is None or (isinstance(attn_bias, torch.Tensor) and kind not in DENSE):
         options["bias"] = bias_of(attn_bias, query)
         return fa3.attention(q, k, v, **options).reshape(*query.shape[:-1], v.shape[-1])
-    kind = type(attn_bias).__name__
     if kind in DENSE:
         causal, top_left = DENSE[kind]
         options |= window_of(attn_bias, causal)
         if top_left and q.shape[1] != k.shape[1]:
             options |= {"causal": False, "window": (None, 0)}
             options["window_shift"] = q.shape[1] - k.shape[1]
-        options["bias"] = bias_of(getattr(attn_bias, "_bias", None), query)
+        added = getattr(attn_bias, "_bias", None)
+        if kind == "LowerTriangularMaskWithTensorBias" and added is None:
+            added = attn_bias._subtensor
+        options["bias"] = bias_of(added, query)
         out = fa3.attention(q, k, v, **options)
     elif kind in PACKED:
         causal, top_left = PACKED[kind]

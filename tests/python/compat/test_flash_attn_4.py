@@ -55,13 +55,13 @@ def test_functions_of_torch():
         return (q_idx - kv_idx < 9) & (kv_idx != b)
 
     out, lse = flash_attn_func(
-        Q, K, V, score_mod=score_mod, mask_mod=mask_mod, window_size=(20, 5), causal=False
+        Q, K, V, score_mod=score_mod, mask_mod=mask_mod, window_size=(None, None)
     )
-    expected = fa3.flex_attention(
-        *(Q, K, V), score_mod=score_mod, mask_mod=mask_mod, window=(20, 5), return_lse=True
-    )
+    expected = fa3.flex_attention(Q, K, V, score_mod=score_mod, mask_mod=mask_mod, return_lse=True)
     torch.testing.assert_close((out, lse), expected)
-    assert not torch.equal(out, fa3.attention(Q, K, V, window=(20, 5)))
+    found = flash_attn_func(Q, K, V, score_mod=score_mod, window_size=(20, 5))
+    named = {"window": (20, 5), "return_lse": True}
+    torch.testing.assert_close(found, fa3.flex_attention(Q, K, V, score_mod=score_mod, **named))
 
 
 def test_packed_sequences_of_int64_lengths():
@@ -111,3 +111,20 @@ def of_cute(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
 def test_what_it_lacks_is_a_sentence(given, sentence):
     with pytest.raises(fa3.Unsupported, match=sentence):
         flash_attn_func(Q, K, V, **given)
+
+
+@pytest.mark.parametrize(
+    "named, sentence",
+    [
+        ({"mask_mod": lambda b, h, q, k: k >= 0, "causal": True}, "mask_mod: expected neither"),
+        (
+            {"mask_mod": lambda b, h, q, k: k >= 0, "window_size": (3, 0)},
+            "mask_mod: expected neith",
+        ),
+        ({"window_size": (0, -1)}, "window_size: expected sides >= 0"),
+        ({"window_size": (-1, 1)}, "window_size: expected sides >= 0"),
+    ],
+)
+def test_what_the_original_would_compute_otherwise_is_refused(named, sentence):
+    with pytest.raises(fa3.Unsupported, match=sentence):
+        flash_attn_func(Q, K, V, **named)

@@ -217,3 +217,19 @@ def test_wrong_calls_raise():
         flash_mla.flash_mla_with_kvcache(q, cache, None, None, 576, metadata)
     with pytest.raises(AssertionError, match="block_table: expected without indices"):
         flash_mla.flash_mla_with_kvcache(q, cache, None, None, 512, flash_mla.get_mla_metadata()[0])
+
+
+@pytest.mark.parametrize("number", [-(2**63), 2**32, 2**40])
+def test_an_index_beyond_32_bits_names_no_row(number):
+    q, kv = random(1, 4, 512), random(4, 1, 512, seed=1)
+    found, right = (
+        flash_mla.flash_mla_sparse_fwd(q, kv, torch.tensor([[[1, other]]]), 0.5)
+        for other in (number, -1)
+    )
+    for ours, theirs in zip(found, right, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_plan_takes_options_of_attention_alone():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'casual'"):
+        fa3.mla.plan(random(1, 1, 4, 576), random(1, 64, 1, 576), casual=True)

@@ -120,6 +120,26 @@ def test_packed_sequences_and_their_gradients():
         torch.testing.assert_close(ours, right)
 
 
+@pytest.mark.parametrize("name", ["LowerTriangularMask", "LowerTriangularMaskWithTensorBias"])
+def test_objects_that_are_tensors_without_memory(name):
+    class Wrapper(torch.Tensor):
+        def __new__(cls, added):
+            self = torch.Tensor._make_wrapper_subclass(cls, [])
+            self._subtensor = added
+            return self
+
+        @classmethod
+        def __torch_dispatch__(cls, *_):
+            raise AssertionError("it has no memory")
+
+    q, k, v = random(*[(1, 12, 2, 16)] * 3)
+    has_bias = name.endswith("Bias")
+    (bias,) = random((1, 2, 12, 12)) if has_bias else (torch.empty(0),)
+    kind = type(name, (Wrapper,), {})
+    expected = fa3.attention(q, k, v, causal=True, bias=bias if has_bias else None)
+    assert torch.equal(memory_efficient_attention(q, k, v, kind(bias)), expected)
+
+
 def test_what_it_lacks_is_a_sentence():
     q, k, v = random(*[(1, 12, 2, 16)] * 3)
     with pytest.raises(
