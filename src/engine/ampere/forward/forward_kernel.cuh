@@ -115,15 +115,17 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Ti
   if (params.output_is_plain) {
 #pragma unroll
     for (int t = 0; t < C.row_tiles(); ++t) {
-      store_rows<C.element, true>(output, rows, first_row + t * kRowsPerWarp, r.output[t],
-                                  r.rows[t], values_of<C>(params, work));
+      store_rows<C.element, -C.headroom_log2(), true>(output, rows, first_row + t * kRowsPerWarp,
+                                                      r.output[t], r.rows[t],
+                                                      values_of<C>(params, work));
     }
     return;
   }
 #pragma unroll
   for (int t = 0; t < C.row_tiles(); ++t) {
-    store_rows<C.element, true, true, true>(output, rows, first_row + t * kRowsPerWarp, r.output[t],
-                                            r.rows[t], values_of<C>(params, work));
+    store_rows<C.element, -C.headroom_log2(), true, true, true>(
+        output, rows, first_row + t * kRowsPerWarp, r.output[t], r.rows[t],
+        values_of<C>(params, work));
   }
 }
 

@@ -146,6 +146,23 @@ __device__ __forceinline__ void load_global_if(bool condition, const void* point
       : "memory");
 }
 
+// As many of 8 numbers of 16 bits as `count` says, and zeros.
+__device__ __forceinline__ void load_global_numbers(int count, const uint16_t* pointer,
+                                                    uint32_t (&value)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    asm volatile(
+        "{\n.reg .pred p, q;\n.reg .b16 low, high;\n"
+        "setp.gt.s32 p, %1, 0;\nsetp.gt.s32 q, %1, 1;\n"
+        "mov.b16 low, 0;\nmov.b16 high, 0;\n"
+        "@p ld.global.b16 low, [%2];\n@q ld.global.b16 high, [%2 + 2];\n"
+        "mov.b32 %0, {low, high};\n}\n"
+        : "=r"(value[i])
+        : "r"(count - 2 * i), "l"(pointer + 2 * i)
+        : "memory");
+  }
+}
+
 // What other SMs have written: past the first level of caches.
 __device__ __forceinline__ void load_global_if(bool condition, const float* pointer,
                                                float4& value) {

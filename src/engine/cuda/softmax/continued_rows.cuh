@@ -55,7 +55,7 @@ __device__ __forceinline__ void add_row_before(float (&output)[Count], int r, co
 
 // As store_rows(), for kernels that write whole copies of 16 bytes and have no sinks. General: some
 // rows may be unused; these keep what was before.
-template <Element E, bool General, int Count>
+template <Element E, int TopLog2, bool General, int Count>
 __device__ __forceinline__ void store_continued_rows(const ForwardOutput& to,
                                                      const PartialInput& before,
                                                      const QueryRows& queries, int first_row,
@@ -74,7 +74,8 @@ __device__ __forceinline__ void store_continued_rows(const ForwardOutput& to,
         goes_on
             ? before.lse.data[before.lse.strides.offset(queries.batch, rows.head[r], rows.row[r])]
             : -kInfinity;
-    const RowWeights weights = weights_of(sees_none ? -kInfinity : log_sum(ref, sum), lse_before);
+    const RowWeights weights =
+        weights_of(sees_none ? -kInfinity : log_sum<TopLog2>(ref, sum), lse_before);
     lse[r] = weights.lse;
     const float factor = weights.here * inverse_of(sum);
 #pragma unroll

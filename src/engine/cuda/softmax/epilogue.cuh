@@ -143,7 +143,10 @@ __device__ __forceinline__ void clear_rows_without_keys(const LaneOutput& lane_o
   }
 }
 
+// TopLog2, here and below: where P begin (Score::kTopLog2).
+//
 // Without branches and before the output: its long address arithmetic fills the exchanges' waits.
+template <int TopLog2>
 __device__ __forceinline__ void store_lse(const RowFloats& lse, int batch, const LaneRows& rows,
                                           const float (&ref)[kRowsPerThread],
                                           const float (&sum)[kRowsPerThread]) {
@@ -153,12 +156,13 @@ __device__ __forceinline__ void store_lse(const RowFloats& lse, int batch, const
     // A row without P has sum 0, so -inf comes out.
     store_global_if(stores && rows.exists[r],
                     lse.data + lse.strides.offset(batch, rows.head[r], rows.row[r]),
-                    log_sum(ref[r], sum[r]) * kLn2);
+                    log_sum<TopLog2>(ref[r], sum[r]) * kLn2);
   }
 }
 
 // A sink is one more key of its head, without a value: it joins sum and LSE. If it is above all
 // scores the LSE is computed relative to it; its part of the sum may overflow then, and O is zero.
+template <int TopLog2>
 __device__ __forceinline__ void add_sinks_and_store_lse(const ForwardOutput& to, int batch,
                                                         const LaneRows& rows,
                                                         const float (&ref)[kRowsPerThread],
@@ -169,8 +173,8 @@ __device__ __forceinline__ void add_sinks_and_store_lse(const ForwardOutput& to,
     const float sink = rows.used[r] ? to.sink[rows.head[r]] : -kInfinity;
     const bool rules = sink * kLog2E > ref[r];
     const float smaller = sink == -kInfinity ? 0.0f : ex2(-fabsf(ref[r] - sink * kLog2E));
-    const float lse =
-        rules ? sink + lg2(1 + sum[r] * smaller) * kLn2 : log_sum(ref[r], sum[r] + smaller) * kLn2;
+    const float lse = rules ? sink + lg2(1 + sum[r] * smaller) * kLn2
+                            : log_sum<TopLog2>(ref[r], sum[r] + smaller) * kLn2;
     sum[r] += rules ? rcp(smaller) : smaller;
     store_global_if(stores && rows.exists[r],
                     to.lse.data + to.lse.strides.offset(batch, rows.head[r], rows.row[r]), lse);
@@ -186,8 +190,8 @@ struct PlainValues {
 // Stores the 16 rows of a warp, the first of which is `first_row` of its sequence. General: for
 // kernels with sinks and unused rows. AnyRows: also with O in float32, or with rows that end within
 // 16 bytes. AnyAddress: or begin there.
-template <Element E, bool General = false, bool AnyRows = false, bool AnyAddress = false, int Count,
-          class Values = PlainValues>
+template <Element E, int TopLog2 = 0, bool General = false, bool AnyRows = false,
+          bool AnyAddress = false, int Count, class Values = PlainValues>
 __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryRows& queries,
                                            int first_row, float (&output)[Count],
                                            const RowState& state, const Values& values = {}) {
@@ -202,9 +206,9 @@ __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryR
     }
   }
   if (General && to.sink) {
-    add_sinks_and_store_lse(to, queries.batch, rows, ref, sum);
+    add_sinks_and_store_lse<TopLog2>(to, queries.batch, rows, ref, sum);
   } else {
-    store_lse(to.lse, queries.batch, rows, ref, sum);
+    store_lse<TopLog2>(to.lse, queries.batch, rows, ref, sum);
   }
   if constexpr (AnyRows) {
     if (to.o_is_float32) {

@@ -24,15 +24,13 @@
 
 namespace fa3::cuda {
 
-// The log-sum-exp, to base 2, of a sum of P. The hardware's log2 is off by 2^-19 at 2^-24, where P
-// of bf16 begins, so the sum's exponent joins the reference: one score of 0 has exactly 0.
+// The log-sum-exp, to base 2, of a sum of P whose largest begin at 2^TopLog2. The hardware's log2
+// is exact at 1 and off by 2^-19 at 2^-24: counted from the top, one score of 0 has exactly 0.
+template <int TopLog2>
 __device__ __forceinline__ float log_sum(float ref, float sum) {
-  constexpr uint32_t kOne = 0x3f800000, kLeast = 0x00800000, kInfinite = 0x7f800000;
-  const uint32_t bits = __float_as_uint(sum);
-  const bool normal = bits - kLeast < kInfinite - kLeast;  // positive, too
-  const uint32_t power = normal ? bits & kInfinite : kOne;
-  const float mantissa = __uint_as_float(bits - power + kOne);
-  return ref + float((int(power) - int(kOne)) >> 23) + lg2(mantissa);
+  if constexpr (TopLog2 == 0) return ref + lg2(sum);
+  constexpr float kTop = TopLog2 < 0 ? 1.0f / float(1 << -TopLog2) : float(1 << TopLog2);
+  return ref + float(TopLog2) + lg2(sum * (1.0f / kTop));
 }
 
 // Above this, the reciprocal of P is not a normal fp32 number. The larger P may grow, the fewer
@@ -210,10 +208,10 @@ __device__ __forceinline__ void rebase_large_rows(float (&scores)[Count],
   }
 }
 
-// Takes the thread's first rows; others are left as they are. Without `Rebases` P of rows with
-// large references is of no use: the caller looks for them.
+// Takes the thread's first rows; others are left as they are. Without `Rebases` it returns whether
+// some row of the warp has a large reference: then P is of no use.
 template <int Rows = kRowsPerThread, bool Rebases = true, class Score, int Count>
-__device__ __forceinline__ void online_step(float (&scores)[Count], RowState& rows,
+__device__ __forceinline__ bool online_step(float (&scores)[Count], RowState& rows,
                                             const Score& score, typename Score::Result& result) {
   float max[kRowsPerThread] = {};
   row_max<Rows>(scores, score, max);
@@ -222,12 +220,12 @@ __device__ __forceinline__ void online_step(float (&scores)[Count], RowState& ro
   for (int row = 0; row < Rows; ++row) {
     result.rescale[row] = move_reference(rows.ref[row], max[row], score, finite_ref[row]);
   }
-  if constexpr (Rebases && Score::kRebases) {
-    if (any_is_large(finite_ref)) rebase_large_rows(scores, max, score, finite_ref);
-  }
+  const bool large = Score::kRebases && any_is_large(finite_ref);
+  if (Rebases && large) rebase_large_rows(scores, max, score, finite_ref);
   BlockSums<Score> sums;
   exponentiate<0, Count, Rows>(scores, finite_ref, score, sums);
   sums.store(score, result);
+  return !Rebases && large;
 }
 
 // `meanwhile` is called once the thread's first Early of P are there.

@@ -43,9 +43,8 @@ FA3_HD constexpr bool stores_any_rows(const Kernel& c) {
          has_registers_for_rare_code(c);
 }
 // Lost scores can be computed again from keys in pages, so that these may take guarded steps.
-// Elsewhere the compiler spills.
 FA3_HD constexpr bool recomputes_pages(const Kernel& c) {
-  return c.may_use_cp_async() && !c.capped() && has_registers_for_rare_code(c);
+  return (c.general() || c.always_splits()) && !c.e4m3() && !c.dequantizes();
 }
 
 // Few queries over a quantized cache. Tiles are small and follow each other soon, so what a step

@@ -299,7 +299,43 @@ TEST_P(Huge, split_keys_packed_sequences_and_windows) {
   }
 }
 
-// Kernels that cannot compute such scores a second time: over pages, or rows of 8 columns and some.
+// Columns of unequal sizes, whose sums an engine that computes them twice may round in two ways.
+void make_uneven(const Case& c, Tensor* tensor, const std::vector<Sequence>& sequences,
+                 int64_t heads) {
+  for (const Sequence& sequence : sequences) {
+    for (int64_t row = sequence.first; row < sequence.first + sequence.used; ++row) {
+      for (int64_t head = 0; head < heads; ++head) {
+        for (int64_t col = 0; col < c.dim; ++col) {
+          const double factor = std::ldexp(1 + static_cast<double>(37 * col % 64) / 64,
+                                           -static_cast<int>(11 * col % 9));
+          const double number = tensor->get(sequence.batch, row, head, col);
+          tensor->set(sequence.batch, row, head, col, static_cast<float>(number * factor));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Huge, sums_of_unequal_products) {
+  for (double score : {1e6, 1e9, 1e12}) {
+    for (int64_t dim : {64, 128, 192, 256}) {
+      for (int64_t rows : {3, 300}) {
+        for (Leaders leaders : {Leaders::first, Leaders::middle, Leaders::last}) {
+          HugeCase h{dense_case(1, rows, 530, 2, 1, dim, dim, FA3_BFLOAT16), score,
+                     Source::operands, leaders};
+          h.c.num_splits = 1;
+          if (!can(h)) continue;
+          Inputs inputs = inputs_of(&h);
+          make_uneven(h.c, &inputs.q, {h.c.sequence_q(0)}, h.c.heads_q);
+          make_uneven(h.c, &inputs.k, {h.c.sequence_k(0)}, h.c.heads_k);
+          EXPECT_TRUE(forward_is_right(h, textbook_forward(h.c, inputs), forward(h.c, inputs)));
+        }
+      }
+    }
+  }
+}
+
+// Keys in pages, and rows of 8 columns and some.
 TEST_P(Huge, keys_in_pages_and_odd_columns) {
   for (double score : {1e5, 1e9}) {
     for (int64_t dim : {64, 96, 100, 128, 192, 256}) {

@@ -70,8 +70,7 @@ __device__ __forceinline__ void first_block(Consumer<C>& c, ThreadTile<C>& r) {
   c.stages.expect_v();
   c.scores.finish(c, r);
   ScoreStep<C> result;
-  weigh_online(c, r, true, result);  // line 6
-  lose_huge_scores(c, r.rows, result);
+  if (weigh_online(c, r, true, result)) c.tile.lose_scores();  // line 6
   r.add_sums(result);
   pack<0>(c, r);
   c.sum.start(c, r);
@@ -130,6 +129,7 @@ __device__ __forceinline__ void step(Consumer<C>& c, ThreadTile<C>& r, bool star
       C.guarded() && LoopOf<C>::may_guard(starts_tile) && c.tile.takes_guarded_step();
   const RowState finished = r.rows;
   ScoreStep<C> result;
+  bool lost = false;
   if (guarded) {  // line 13
     guarded_step<kEarly>(r.scores, r.rows, c.scores, result, [&] {
       if constexpr (kEarly > 0) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void step(Consumer<C>& c, ThreadTile<C>& r, bool star
       }
     });
   } else {
-    weigh_online(c, r, starts_tile, result);
+    lost = weigh_online(c, r, starts_tile, result);
     if (kEarly > 0) wait_for_output(c, v);
   }
   if (kEarly == 0) wait_for_output(c, v);  // lines 14 and 15
@@ -154,7 +154,7 @@ __device__ __forceinline__ void step(Consumer<C>& c, ThreadTile<C>& r, bool star
       c.sum.rescale(r, result);
     }
     c.sum.template pack<0, kEarly>(r);
-    lose_huge_scores(c, r.rows, result);
+    if (lost) c.tile.lose_scores();
   }
   r.add_sums(result);
   pack<kEarly>(c, r);  // line 16

@@ -28,30 +28,32 @@ __device__ __forceinline__ void look_for_references(Consumer<C>& c, const RowSta
 
 // Whether rare code takes blocks with huge scores. Otherwise online steps take them as they come.
 template <Kernel C>
-__device__ __forceinline__ bool recomputes_huge_scores(const Consumer<C>& c) {
-  return C.guarded() && ScoresOf<C>::kRebases && can_recompute<C>(c.params);
-}
+inline constexpr bool kRecomputesHugeScores = C.guarded() && ScoresOf<C>::kRebases;
 
-// The online step of a block, behind its mask.
+// The online step of a block, behind its mask. True: huge scores are lost, and nothing has changed.
+// When they are computed again they round otherwise, so a reference taken from these may be above
+// them all.
 template <Kernel C>
-__device__ __forceinline__ void weigh_online(Consumer<C>& c, ThreadTile<C>& r, bool starts_tile,
+__device__ __forceinline__ bool weigh_online(Consumer<C>& c, ThreadTile<C>& r, bool starts_tile,
                                              ScoreStep<C>& result) {
   if (starts_tile) r.rows = RowState{};
   if (c.scores.live_rows() == 0) {
     result = {};
-    return;
+    return false;
   }
   if (c.is_masked()) c.weights.hide(c, r);
   if (c.scores.live_rows() == 1) {
     online_step<1>(r.scores, r.rows, c.scores, result);
-    return;
+    return false;
   }
-  if (recomputes_huge_scores(c)) {
-    online_step<kRowsPerThread, false>(r.scores, r.rows, c.scores, result);
-  } else {
-    online_step(r.scores, r.rows, c.scores, result);
+  const RowState before = r.rows;
+  if (online_step<kRowsPerThread, !kRecomputesHugeScores<C>>(r.scores, r.rows, c.scores, result)) {
+    r.rows = before;
+    result = {};
+    return true;
   }
   if (ScoresOf<C>::kMayHide && C.guarded() && starts_tile) look_for_references(c, r.rows);
+  return false;
 }
 
 // P becomes an operand, without what is dropped of it. The sums of P have it all.
@@ -69,14 +71,6 @@ template <Kernel C>
 __device__ __forceinline__ void lose_scores(Consumer<C>& c, ScoreStep<C>& result) {
   result.block_sum[0] = result.block_sum[1] = 0.0f;
   c.tile.lose_scores();
-}
-
-// Behind an online step. Its P are of no use beside a large reference, which is looked for late:
-// before the exponentials a vote is waited for.
-template <Kernel C>
-__device__ __forceinline__ void lose_huge_scores(Consumer<C>& c, const RowState& rows,
-                                                 ScoreStep<C>& result) {
-  if (recomputes_huge_scores(c) && any_is_large(rows.ref)) lose_scores(c, result);
 }
 
 // After this many fired guards in a tile a warp takes the rest of it by online steps: one costs
@@ -120,7 +114,7 @@ __device__ __forceinline__ void after_guard_fired(Consumer<C>& c, ThreadTile<C>&
   }
 }
 
-// The scores of a consumer warp's rows and one block of keys, in pages or not.
+// The scores of a consumer warp's rows and one block of keys.
 template <Kernel C>
 __device__ __forceinline__ void recompute_scores(float (&scores)[C.shape.block_n / 2],
                                                  const ForwardParams& params,
@@ -129,26 +123,15 @@ __device__ __forceinline__ void recompute_scores(float (&scores)[C.shape.block_n
   int first_key = first_key_of(work) + key_in_tile(work, block * C.shape.block_n);
   const int num_keys = work.keys.count - first_key;
   if (C.general() || !C.block_mask()) first_key += work.keys.begin;
-  const int kv_head = work.queries.pack / params.packs_per_kv_head;
-  if constexpr (recomputes_pages(C)) {
-    const PagedKeys& paged = params.paged;
-    if (paged.page_size > 0) {
-      using Key = PagedKey<C.types().product>;
-      const int32_t* const table = paged.table + work.keys.batch * paged.table_stride;
-      recompute_score<C.types().product, C.shape.head_dim>(
-          scores, params.q, work.queries.batch,
-          LaneRows(params.output.pack, work.queries, first_row, thread_in_block()),
-          Key{params.k, table, unsigned(paged.page_size), paged.num_pages, kv_head,
-              first_key * Key::kRow},
-          Key::kRow, num_keys);
-      return;
-    }
-  }
-  recompute_score<C.types().product, C.shape.head_dim>(
+  const PagedKeys& paged = params.paged;
+  const bool in_pages = recomputes_pages(C) && has_pages<C>(params);
+  recompute_score<C.types().product, C.shape.head_dim, stores_any_rows(C) && !C.e4m3()>(
       scores, params.q, work.queries.batch,
       LaneRows(params.output.pack, work.queries, first_row, thread_in_block()),
-      params.k.at<C.types().product>(work.keys.batch, kv_head, first_key), params.k.strides.row,
-      num_keys);
+      cuda::BlockKeys<recomputes_pages(C)>{
+          params.k, work.keys.batch, work.queries.pack / params.packs_per_kv_head, first_key,
+          num_keys, in_pages ? paged.table + work.keys.batch * paged.table_stride : nullptr,
+          unsigned(paged.page_size), paged.num_pages});
 }
 
 // O in local memory: beside rare code there are no registers for it, and the steps would spill.

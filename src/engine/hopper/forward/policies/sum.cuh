@@ -18,6 +18,10 @@
 
 namespace fa3::hopper {
 
+// Where P begin.
+template <Kernel C>
+inline constexpr int kTopLog2 = int(ScoresOf<C>::kTopLog2);
+
 // `c` is the Consumer, `r` the ThreadTile.
 template <Kernel C>
 class KeptSum {
@@ -92,8 +96,8 @@ class KeptSum {
       return;
     constexpr bool kGeneral = C.general() || C.always_splits();
     constexpr bool kAnyRows = stores_any_rows(C);
-    cuda::store_rows<C.element, kGeneral, kAnyRows>(params.output, work.queries, first_row, output,
-                                                    rows, WeightsOf<C>::values(params));
+    cuda::store_rows<C.element, kTopLog2<C>, kGeneral, kAnyRows>(
+        params.output, work.queries, first_row, output, rows, WeightsOf<C>::values(params));
   }
 
   bool starts_ = false;  // the next product is the tile's first: it assigns O

@@ -13,7 +13,7 @@ requires(C.continued()) struct SumOf<C> : KeptSum<C> {
   __device__ __forceinline__ void finish(const Consumer& c, Tile& r, const RowState& rows) const {
     const uint32_t stage = c.stages.previous_work_tile();
     const WorkTileOf<C>& work = c.smem.work_tiles[stage];
-    cuda::store_continued_rows<C.element, C.general()>(
+    cuda::store_continued_rows<C.element, kTopLog2<C>, C.general()>(
         c.params.output, c.params.before, work.queries, c.first_row_of(work), r.output, rows);
     c.stages.release_work_tile(stage);
   }

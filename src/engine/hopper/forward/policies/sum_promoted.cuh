@@ -87,7 +87,7 @@ __device__ __forceinline__ void stage_rows(const ForwardParams& params,
   const float sum[kRowsPerThread] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
   if (to.lse.data != nullptr) {
     const cuda::LaneRows lane_rows(to.pack, queries, first_row, thread_in_block());
-    cuda::store_lse(to.lse, queries.batch, lane_rows, rows.ref, sum);
+    cuda::store_lse<kTopLog2<C>>(to.lse, queries.batch, lane_rows, rows.ref, sum);
   }
   float factor[kRowsPerThread] = {cuda::inverse_of(sum[0]), cuda::inverse_of(sum[1])};
   values.restore_normalised(output, factor);
@@ -164,8 +164,8 @@ requires(C.e4m3()) struct SumOf<C> : PromotedSum<C> {
       stage_rows<C>(c.params, work.queries, first_row, promoted_sum(c.stages.at(), c.warp(), 0),
                     r.output, rows, values);
     } else {
-      cuda::store_rows<C.element, C.general()>(c.params.output, work.queries, first_row, r.output,
-                                               rows, values);
+      cuda::store_rows<C.element, kTopLog2<C>, C.general()>(c.params.output, work.queries,
+                                                            first_row, r.output, rows, values);
     }
     c.stages.release_work_tile(stage);
   }

@@ -140,14 +140,16 @@ TEST(LargeReferences, hide_no_nan_and_no_infinity) {
   });
 }
 
-// P of bf16 begins at 2^-24.
+// P of bf16 begins at 2^-24, P of e4m3 at 2^5.
 TEST(LogSum, of_one_score_of_zero_is_zero) {
-  for (const float ref : {0.0f, 24.0f, -5.0f}) EXPECT_EQ(log_sum(ref, std::exp2(-ref)), 0.0f);
-  EXPECT_EQ(log_sum(-kInfinity, 0), -kInfinity);
-  EXPECT_TRUE(std::isnan(log_sum(0, kNan)));
-  EXPECT_EQ(log_sum(0, kInfinity), kInfinity);
-  for (const float sum : {1e-42f, 3e-20f, 0.7f, 1.5f, 3e20f}) {
-    EXPECT_NEAR(log_sum(7, sum), 7 + std::log2(sum), 1e-5f) << sum;
+  EXPECT_EQ(log_sum<0>(0, 1), 0.0f);
+  EXPECT_EQ(log_sum<-24>(24, 0x1p-24f), 0.0f);
+  EXPECT_EQ(log_sum<5>(-5, 32), 0.0f);
+  EXPECT_EQ(log_sum<-24>(-kInfinity, 0), -kInfinity);
+  EXPECT_TRUE(std::isnan(log_sum<-24>(0, kNan)));
+  EXPECT_EQ(log_sum<-24>(0, kInfinity), kInfinity);
+  for (const float sum : {3e-20f, 0.7f, 1.5f, 3e20f}) {
+    EXPECT_NEAR(log_sum<-24>(7, sum), 7 + std::log2(sum), 1e-5f) << sum;
   }
 }
 

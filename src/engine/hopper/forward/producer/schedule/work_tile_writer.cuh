@@ -15,14 +15,6 @@ __device__ __forceinline__ bool has_pages(const ForwardParams& params) {
   return (C.general() || C.always_splits()) && params.paged.page_size > 0;
 }
 
-// Whether lost scores of this launch can be computed again: 16 bytes of a row at a time, and not by
-// every kernel from pages.
-template <Kernel C>
-__device__ __forceinline__ bool can_recompute(const ForwardParams& params) {
-  if (has_pages<C>(params) && !recomputes_pages(C)) return false;
-  return !C.general() || params.q.columns % kCopyColumns == 0;
-}
-
 template <Kernel C>
 class WorkTileBlocks {
   using Edge = decltype(WorkTileOf<C>::Blocks::edge);
@@ -69,7 +61,7 @@ class WorkTileBlocks {
     const bool ends_in_zeros = params_.q_is_clipped || seqlen_q == params_.seqlen_q;
     if ((has_varlen_metadata() || is_split()) && !ends_in_zeros && past_end > seqlen_q)
       blocks.online_from = 0;
-    if (!can_recompute<C>(params_)) blocks.online_from = 0;
+    if (has_pages<C>(params_) && !recomputes_pages(C)) blocks.online_from = 0;
     return blocks;
   }
 
