@@ -220,8 +220,11 @@ __device__ __forceinline__ bool online_step(float (&scores)[Count], RowState& ro
   for (int row = 0; row < Rows; ++row) {
     result.rescale[row] = move_reference(rows.ref[row], max[row], score, finite_ref[row]);
   }
-  const bool large = Score::kRebases && any_is_large(finite_ref);
-  if (Rebases && large) rebase_large_rows(scores, max, score, finite_ref);
+  bool large = false;
+  if constexpr (Score::kRebases) {
+    large = any_is_large(finite_ref);
+    if (Rebases && large) rebase_large_rows(scores, max, score, finite_ref);
+  }
   BlockSums<Score> sums;
   exponentiate<0, Count, Rows>(scores, finite_ref, score, sums);
   sums.store(score, result);
