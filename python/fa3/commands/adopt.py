@@ -44,6 +44,12 @@ def main(arguments):
         help="also distribution flash-attn (FlashAttention-2)",
     )
     parser.add_argument(
+        "--flash-attn-4",
+        action="store_true",
+        help="also distribution flash-attn-4 (flash_attn.cute); score_mod and mask_mod are then "
+        "functions of torch",
+    )
+    parser.add_argument(
         "--ring-flash-attn",
         action="store_true",
         help="also distribution ring-flash-attn, over fa3.distributed; it needs no flash-attn, and "
@@ -70,6 +76,7 @@ def main(arguments):
     )
     options = parser.parse_args(arguments)
     names = ["flash-attn-3"] + ["flash-attn"] * options.flash_attn
+    names += ["flash-attn-4"] * options.flash_attn_4
     names += ["ring-flash-attn"] * options.ring_flash_attn
     try:
         if options.hub_kernel:

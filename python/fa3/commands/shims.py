@@ -7,6 +7,7 @@ import json
 VERSIONS = {
     "flash-attn-3": "3.0.0+fa3",
     "flash-attn": "2.8.3+fa3",
+    "flash-attn-4": "4.0.0+fa3",
     "ring-flash-attn": "0.1.8+fa3",
 }
 RING_PARTS = (
@@ -75,6 +76,12 @@ def modules(name, returns_tuple):
         return {
             "ring_flash_attn/__init__.py": names + f'__version__ = "{VERSIONS[name]}"\n',
             **{f"ring_flash_attn/{part}.py": names for part in (*RING_PARTS, *adapters)},
+        }
+    if name == "flash-attn-4":  # flash_attn may be a package of others, or have no file at all
+        names = every_name(module="flash_attn_4")
+        return {
+            "flash_attn/cute/__init__.py": names + f'__version__ = "{VERSIONS[name]}"\n',
+            "flash_attn/cute/interface.py": names,
         }
     # FlashAttention-4 is flash_attn.cute: it may come from another folder.
     beside_others = (

@@ -3,8 +3,8 @@
 
 Functions return (out, lse). score_mod and mask_mod are functions of torch, as fa3.flex_attention
 takes them: score_mod(score, b, h, q_idx, kv_idx), mask_mod(b, h, q_idx, kv_idx); not of CuTe. Hints
-for speed are accepted, without effect: pack_gqa, scheduler_metadata, min_seqlen_k. So is
-num_splits, but for caches.
+for speed are accepted, without effect: pack_gqa, scheduler_metadata, min_seqlen_k and those of the
+gather's backward. So is num_splits, but for caches.
 """
 
 import inspect
@@ -42,6 +42,8 @@ def flash_attn_func(
     block_sparse_tensors=None,
     block_sparse_tensors_bwd=None,
     return_lse=False,
+    gather_bwd_recompute_p=False,
+    gather_bwd_token_chunk=None,
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> (out, lse)."""
     refuse(qv, gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors)
@@ -82,6 +84,8 @@ def flash_attn_varlen_func(
     scheduler_metadata=None,
     seqlen_k_per_split=None,
     disable_scheduler_metadata=False,
+    gather_bwd_recompute_p=False,
+    gather_bwd_token_chunk=None,
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...), or batches; lse (hq, total_q)."""
     refuse(qv, gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors)

@@ -22,7 +22,12 @@ from fa3.compat._arguments import (
 )
 from fa3.compat._kvcache import attend, renamed
 
-__all__ = ["flash_attn_varlen_func", "flash_attn_with_kvcache", "is_fa3_supported"]
+__all__ = [
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+    "is_fa3_supported",
+]
 
 
 def __dir__():
@@ -180,6 +185,35 @@ def flash_attn_varlen_func(
                 softmax_scale, causal, window_size, softcap, False, attention_chunk, sm_margin
             ),
         )
+
+
+def get_scheduler_metadata(
+    batch_size,
+    max_seqlen_q,
+    max_seqlen_k,
+    num_heads,
+    num_heads_k,
+    headdim,
+    cache_seqlens,
+    qkv_dtype=torch.bfloat16,
+    headdim_v=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    cu_seqlens_k_new=None,
+    seqused_q=None,
+    leftpad_k=None,
+    page_size=None,
+    max_seqlen_k_new=0,
+    causal=False,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    has_softcap=False,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+):
+    """What the calls take as scheduler_metadata: an empty int32 tensor. fa3 plans in the call."""
+    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
 def is_fa3_supported(device=None):

@@ -79,4 +79,29 @@ def flash_attn_varlen_func(
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_func(*arguments: Any, return_softmax_lse: bool, **named: Any) -> Any: ...
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads: int,
+    num_heads_k: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: Any = ...,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Tensor: ...
 def is_fa3_supported(device: Any = None) -> bool: ...

@@ -24,6 +24,7 @@ from fa3.compat._kvcache import renamed
 from fa3.errors import InvalidArgument
 
 __all__ = [
+    "compile_flash_attn_varlen_func_from_specs",
     "fa_version_unsupported_reason",
     "flash_attn_varlen_func",
     "get_scheduler_metadata",
@@ -36,6 +37,7 @@ def __dir__():
 
 
 VERSIONS = (2, 3, 4)
+NO_GATHER = "fa3 has block masks (fa3.masks), no gather of keys by index"
 OUR_NAMES = {"page_table": "block_table", "sink": "s_aux"}
 
 
@@ -77,6 +79,8 @@ def flash_attn_varlen_func(
     aux_tensors=None,
     aux_tensor_leading_dims=None,
     dynamic_causal=None,
+    gather_kv_indices=None,
+    gather_kv_valid_length=None,
 ):
     """Attention of packed queries to packed keys (cu_seqlens_k), to pages, or to a batch of keys.
 
@@ -97,7 +101,8 @@ def flash_attn_varlen_func(
             key j * cp_world_size + cp_rank of a sequence of cp_tot_seqused_k (batch,) keys, where
             causal and window_size have their places. seqused_k and max_seqlen_k count k's own. The
             results of all ranks merge by their LSEs; give s_aux to one rank.
-        fa_version: 2, 3 or 4: all get the same attention.
+        fa_version: 2, 3 or 4: all get the same attention. With 4, keys may have both cu_seqlens_k,
+            where sequences begin, and seqused_k, how many keys of each are attended to.
         deterministic, return_attn_probs, scheduler_metadata: accepted, without effect.
 
     Returns:
@@ -117,9 +122,15 @@ def flash_attn_varlen_func(
         block_sparse_tensors=(block_sparse_tensors, None, "fa3 has no block-sparse masks"),
         aux_tensors=(aux_tensors, None, "fa3 has no masks by function"),
         dynamic_causal=(dynamic_causal, None, "fa3 has one mask for all sequences"),
+        gather_kv_indices=(gather_kv_indices, None, NO_GATHER),
+        gather_kv_valid_length=(gather_kv_valid_length, None, NO_GATHER),
     )
-    if (cu_seqlens_k is None) == (seqused_k is None):
-        raise InvalidArgument("cu_seqlens_k, seqused_k: expected one of them, with the lengths")
+    both = cu_seqlens_k is not None and seqused_k is not None
+    if (cu_seqlens_k is None and seqused_k is None) or (both and fa_version != 4):
+        raise InvalidArgument(
+            "cu_seqlens_k, seqused_k: expected one of them, with the lengths, or both with "
+            "fa_version=4"
+        )
     if block_table is not None and seqused_k is None:
         raise InvalidArgument("seqused_k: expected the lengths of the sequences in block_table")
     q, k, v = (rows_of_stride_1(x) for x in (q, k, v))
@@ -173,6 +184,34 @@ def get_scheduler_metadata(
     is nothing to prepare, and nothing that a CUDA graph would have to bring up to date.
     """
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+
+
+def compile_flash_attn_varlen_func_from_specs(
+    *,
+    q_shape,
+    k_shape,
+    v_shape,
+    q_dtype,
+    v_stride=None,
+    k_stride=None,
+    cu_seqlens_q_shape=None,
+    cu_seqlens_k_shape=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=None,
+    deterministic=False,
+    return_softmax_lse=False,
+    num_splits=0,
+    fa_version=2,
+    seqused_k_shape=None,
+    page_table_shape=None,
+    softcap=None,
+):
+    """Nothing: the kernels of flash_attn_varlen_func are compiled with the library."""
+    check_version(fa_version)
 
 
 def is_fa_version_supported(fa_version, device=None):

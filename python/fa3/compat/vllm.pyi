@@ -42,6 +42,8 @@ def flash_attn_varlen_func(
     aux_tensors: Any = None,
     aux_tensor_leading_dims: Any = None,
     dynamic_causal: Any = None,
+    gather_kv_indices: Any = None,
+    gather_kv_valid_length: Any = None,
 ) -> Tensor: ...
 @overload
 def flash_attn_varlen_func(*arguments: Any, return_softmax_lse: bool, **named: Any) -> Any: ...
@@ -67,5 +69,29 @@ def get_scheduler_metadata(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> Tensor: ...
+def compile_flash_attn_varlen_func_from_specs(
+    *,
+    q_shape: Sequence[int],
+    k_shape: Sequence[int],
+    v_shape: Sequence[int],
+    q_dtype: Any,
+    v_stride: Sequence[int] | None = None,
+    k_stride: Sequence[int] | None = None,
+    cu_seqlens_q_shape: Sequence[int] | None = None,
+    cu_seqlens_k_shape: Sequence[int] | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] | None = None,
+    deterministic: bool = False,
+    return_softmax_lse: bool = False,
+    num_splits: int = 0,
+    fa_version: int = 2,
+    seqused_k_shape: Sequence[int] | None = None,
+    page_table_shape: Sequence[int] | None = None,
+    softcap: float | None = None,
+) -> None: ...
 def is_fa_version_supported(fa_version: int, device: Any = None) -> bool: ...
 def fa_version_unsupported_reason(fa_version: int, device: Any = None) -> str | None: ...

@@ -2,7 +2,7 @@
 """xformers.ops.memory_efficient_attention by fa3: its arguments, with its own attn_bias objects.
 
 Objects of xformers.ops.fmha.attn_bias are known by the names of their classes, so that xformers
-need not be there. Paged and gappy keys are refused: fa3.attention takes page_table and seqused_k.
+need not be there. Keys in pages and keys with gaps have no gradients, as in the original.
 """
 
 import torch
@@ -36,6 +36,12 @@ PACKED = {
     "BlockDiagonalCausalWithOffsetPaddedKeysMask": (True, False),
     "BlockDiagonalLocalAttentionPaddedKeysMask": (False, False),
     "BlockDiagonalCausalLocalAttentionPaddedKeysMask": (True, False),
+    "BlockDiagonalGappyKeysMask": (False, False),
+    "BlockDiagonalCausalWithOffsetGappyKeysMask": (True, False),
+    "PagedBlockDiagonalPaddedKeysMask": (False, False),
+    "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask": (True, False),
+    "PagedBlockDiagonalGappyKeysMask": (False, False),
+    "PagedBlockDiagonalCausalWithOffsetGappyKeysMask": (True, False),
 }
 
 
@@ -79,19 +85,15 @@ def memory_efficient_attention(
                 f"attn_bias: expected queries and keys of equal lengths in {kind}, which is level "
                 "at the first ones, got others; use the class FromBottomRight"
             )
-        options |= window_of(attn_bias, causal)
-        for side, info in (("q", of_q), ("k", of_k)):
-            options[f"cu_seqlens_{side}"] = info.seqstart.to(q.device)
-            options[f"max_seqlen_{side}"] = info.max_seqlen
-        if hasattr(of_k, "seqlen"):  # sequences are padded to a common length
-            options["seqused_k"] = of_k.seqlen.to(q.device)
-            options["max_seqlen_k"] = max(of_k.padding, of_k.max_seqlen)
         if q.shape[0] != 1 or k.shape[0] != 1:
             raise fa3.InvalidArgument(
                 f"query, key: expected a batch of 1 beside {kind}, got {q.shape[0]} and "
                 f"{k.shape[0]}"
             )
-        out = fa3.attention(q[0], k[0], v[0], **options)[None]
+        options |= window_of(attn_bias, causal)
+        options |= {"cu_seqlens_q": of_q.seqstart.to(q.device), "max_seqlen_q": of_q.max_seqlen}
+        k, v, places = keys_of(attn_bias, k, v, "Gappy" in kind)
+        out = fa3.attention(q[0], k, v, **options, **places)[None]
     else:
         known = ", ".join((*DENSE, *PACKED))
         raise Unsupported(f"attn_bias: expected a tensor or one of {known}, got {kind}")
@@ -107,6 +109,30 @@ def grouped(query, key, value):
     is_shared = all(x.shape[3] == 1 or x.stride(3) == 0 for x in (key, value))
     k, v = (x[:, :, :, 0] if is_shared else x.flatten(2, 3) for x in (key, value))
     return query.flatten(2, 3), k, v
+
+
+def keys_of(bias, k, v, has_gaps):
+    """k, v and the options that say where in them the keys of each sequence are."""
+    info = bias.k_seqinfo
+    starts = info.seqstart.to(k.device)
+    used = info.seqlen.to(k.device) if hasattr(info, "seqlen") else None
+    table = getattr(bias, "block_tables", None)
+    if table is None and not has_gaps:  # one after the other, perhaps padded to a common length
+        most = max(getattr(info, "padding", 0), info.max_seqlen)
+        return k[0], v[0], {"cu_seqlens_k": starts, "seqused_k": used, "max_seqlen_k": most}
+    places = {}
+    if table is not None:
+        k, v = (x[0].unflatten(0, (-1, bias.page_size)) for x in (k, v))
+        places["page_table"] = table.to(k.device, torch.int32)
+    most = max(info.seqlen_py)
+    if has_gaps:
+        first = starts[: used.shape[0]]
+        places["left_padding"] = first
+        if table is None:  # starts may come in any order, and sequences may share keys
+            used = first + used
+            most = k.shape[1]
+            places["batch_index"] = torch.zeros_like(first)
+    return k, v, {"seqused_k": used, "max_seqlen_k": most, **places}
 
 
 def bias_of(tensor, query):

@@ -17,7 +17,7 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from fa3.commands import adopt, shims  # noqa: E402
 
 FA3_ALONE, BOTH = ["flash-attn-3"], ["flash-attn-3", "flash-attn"]
-EVERY = [*BOTH, "ring-flash-attn"]
+EVERY = [*BOTH, "flash-attn-4", "ring-flash-attn"]
 
 
 @pytest.fixture
@@ -122,6 +122,31 @@ print(ring_flash_attn.__version__ == importlib.metadata.version("ring-flash-attn
 """,
     )
     assert said == "True\n"
+    assert command(capsys, "--into", site, "--undo")[0] == 0 and files_in(site) == []
+
+
+@pytest.mark.parametrize("beside", [[], ["--flash-attn"]], ids=["alone", "beside flash_attn"])
+def test_flash_attn_cute_answers_with_fa3(site, capsys, beside):
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert command(capsys, "--into", site, "--flash-attn-4", *beside)[0] == 0
+    said = ask(
+        site,
+        """
+import importlib.metadata
+import torch
+import flash_attn.cute
+from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
+from flash_attn.cute.interface import flash_attn_func as nested
+from fa3.compat import flash_attn_4 as ours
+assert flash_attn_func is nested is ours.flash_attn_func
+assert flash_attn_varlen_func is ours.flash_attn_varlen_func
+print(flash_attn.cute.__version__ == importlib.metadata.version("flash-attn-4"))
+q = torch.randn(1, 8, 2, 32)
+out, lse = flash_attn_func(q, q, q, causal=True, window_size=(None, None))
+print(tuple(out.shape), tuple(lse.shape))
+""",
+    )
+    assert said == "True\n(1, 8, 2, 32) (1, 2, 8)\n"
     assert command(capsys, "--into", site, "--undo")[0] == 0 and files_in(site) == []
 
 

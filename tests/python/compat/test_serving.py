@@ -28,8 +28,8 @@ SGLANG_TAIL = (
     "score_mod=None, aux_tensors=None, ver=3, out=None"
 )
 
-# From vllm/vllm_flash_attn/flash_attn_interface.py of vLLM, and flash_attention.py of sglang, which
-# takes what sgl_kernel.flash_attn takes, as of November 2026, without annotations.
+# From vllm/vllm_flash_attn/flash_attn_interface.py of vLLM 0.33, and from sgl_kernel/flash_attn.py
+# of sglang-kernel 0.4.10, without annotations.
 RECORDED = {
     vllm.flash_attn_varlen_func: "q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, "
     "cu_seqlens_k=None, seqused_k=None, q_v=None, dropout_p=0.0, softmax_scale=None, causal=False, "
@@ -38,7 +38,12 @@ RECORDED = {
     f"scheduler_metadata=None, {DESCALES}num_splits=0, output_scale=None, fa_version=2, "
     "s_aux=None, cp_world_size=1, cp_rank=0, cp_tot_seqused_k=None, mask_mod=None, "
     "block_sparse_tensors=None, aux_tensors=None, aux_tensor_leading_dims=None, "
-    "dynamic_causal=None",
+    "dynamic_causal=None, gather_kv_indices=None, gather_kv_valid_length=None",
+    vllm.compile_flash_attn_varlen_func_from_specs: "*, q_shape, k_shape, v_shape, q_dtype, "
+    "v_stride=None, k_stride=None, cu_seqlens_q_shape=None, cu_seqlens_k_shape=None, "
+    "max_seqlen_q=None, max_seqlen_k=None, dropout_p=0.0, softmax_scale=None, causal=False, "
+    "window_size=None, deterministic=False, return_softmax_lse=False, num_splits=0, fa_version=2, "
+    "seqused_k_shape=None, page_table_shape=None, softcap=None",
     vllm.get_scheduler_metadata: "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, "
     "num_heads_kv, headdim, cache_seqlens, qkv_dtype=torch.bfloat16, headdim_v=None, "
     "cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, "
@@ -54,6 +59,11 @@ RECORDED = {
     "max_seqlen_k=None, seqused_q=None, seqused_k=None, page_table=None, softmax_scale=None, "
     f"causal=False, qv=None, {DESCALES}window_size=(-1, -1), attention_chunk=0, softcap=0.0, "
     f"num_splits=1, {SGLANG_TAIL}",
+    sglang.get_scheduler_metadata: "batch_size, max_seqlen_q, max_seqlen_k, num_heads, "
+    "num_heads_k, headdim, cache_seqlens, qkv_dtype=torch.bfloat16, headdim_v=None, "
+    "cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_k_new=None, seqused_q=None, "
+    "leftpad_k=None, page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), "
+    "attention_chunk=0, has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0",
 }
 
 
@@ -136,6 +146,22 @@ def test_conversions_wait_for_nothing(batch):
         vllm_call(batch, **wide, s_aux=batch.sinks)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_vllm_compiles_nothing_ahead_of_a_server():
+    pages, others = (256, 128, 1, 256), {"window_size": [-1, -1], "fa_version": 4}
+    found = vllm.compile_flash_attn_varlen_func_from_specs(
+        q_shape=(129, 4, 256), k_shape=pages, v_shape=pages, q_dtype=torch.bfloat16, **others
+    )
+    assert found is None
+
+
+def test_vllm_packed_keys_may_be_used_in_part(batch):
+    k, v, starts = batch.packed_keys()
+    used = batch.used - torch.tensor([3, 1, 0, 2], device=batch.device, dtype=torch.int32)
+    pages = {"k": k, "v": v, "block_table": None, "cu_seqlens_k": starts}
+    found = vllm_call(batch, **pages, seqused_k=used, fa_version=4)
+    batch.close(found, vllm_call(batch, seqused_k=used).double().cpu())
 
 
 def test_vllm_prefills_without_a_cache(batch):

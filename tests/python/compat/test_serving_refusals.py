@@ -21,6 +21,10 @@ REFUSED = {
     "mask_mod: expected None": (vllm_call, {"mask_mod": max}),
     "block_sparse_tensors: expected None": (vllm_call, {"block_sparse_tensors": ()}),
     "dynamic_causal: expected None": (vllm_call, {"dynamic_causal": torch.ones(4)}),
+    "gather_kv_indices: expected None, got a tensor": (
+        vllm_call,
+        {"gather_kv_indices": torch.zeros(1), "fa_version": 4},
+    ),
     "score_mod: expected None": (sglang_call, {"score_mod": max}),
 }
 

@@ -98,6 +98,57 @@ def test_padded_keys():
     torch.testing.assert_close(found, torch.cat([first, last], 1))
 
 
+def gappy(first, lengths, paged=False):
+    ends = [a + n for a, n in zip(first, lengths, strict=True)] if paged else lengths
+    given = {"seqstart": [*first, -1], "seqlen": ends}
+    tensors = {name: torch.tensor(x, dtype=torch.int32) for name, x in given.items()}
+    return SimpleNamespace(**tensors, seqlen_py=ends, max_seqlen=max(lengths))
+
+
+def causal_of(rows, keys, is_causal):
+    hidden = torch.full((rows, keys), -torch.inf).triu(keys - rows + 1)
+    return hidden if is_causal else torch.zeros(rows, keys)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("first", [(2, 9), (11, 3), (4, 2)], ids=["gaps", "turned", "shared"])
+def test_keys_may_lie_anywhere(first, is_causal):
+    q, k, v = random((1, 12, 4, 16), (1, 22, 2, 16), (1, 22, 2, 16))
+    kind = f"BlockDiagonal{'CausalWithOffset' * is_causal}GappyKeysMask"
+    lengths = 6, 11
+    bias = named(kind, q_seqinfo=starts(5, 7), k_seqinfo=gappy(first, lengths))
+    expected = []
+    for rows, begin, n in zip(q.split([5, 7], 1), first, lengths, strict=True):
+        own = (x[:, begin : begin + n] for x in (k, v))
+        expected.append(textbook(rows, *own, causal_of(rows.shape[1], n, is_causal)))
+    found = memory_efficient_attention(q, k, v, bias)
+    torch.testing.assert_close(found, torch.cat(expected, 1))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("first", [None, (3, 7)], ids=["from the first", "gaps"])
+def test_keys_may_lie_in_pages(first, is_causal):
+    size, table = 4, torch.tensor([[5, 0, 3, 7, 9], [1, 8, 2, 6, 4]])
+    q, k, v = random((1, 12, 4, 16), (1, 10 * size, 2, 16), (1, 10 * size, 2, 16))
+    lengths, kind = (6, 11), f"PagedBlockDiagonal{'CausalWithOffset' * is_causal}"
+    if first is None:
+        info = starts(20, 20)
+        info.seqlen, info.seqlen_py = torch.tensor(lengths, dtype=torch.int32), list(lengths)
+        kind += "PaddedKeysMask"
+    else:
+        info = gappy(first, lengths, paged=True)
+        kind += "GappyKeysMask"
+    of = {"q_seqinfo": starts(5, 7), "k_seqinfo": info, "block_tables": table, "page_size": size}
+    expected = []
+    for n, rows in enumerate(q.split([5, 7], 1)):
+        begin = 0 if first is None else first[n]
+        own = (x[0].unflatten(0, (-1, size))[table[n]].flatten(0, 1)[None] for x in (k, v))
+        own = (x[:, begin : begin + lengths[n]] for x in own)
+        expected.append(textbook(rows, *own, causal_of(rows.shape[1], lengths[n], is_causal)))
+    found = memory_efficient_attention(q, k, v, named(kind, **of))
+    torch.testing.assert_close(found, torch.cat(expected, 1))
+
+
 def test_packed_sequences_and_their_gradients():
     q, k, v = (x.requires_grad_() for x in random(*[(1, 12, 2, 16)] * 3))
     bias = named("BlockDiagonalCausalMask", q_seqinfo=starts(5, 7), k_seqinfo=starts(5, 7))
@@ -143,9 +194,9 @@ def test_objects_that_are_tensors_without_memory(name):
 def test_what_it_lacks_is_a_sentence():
     q, k, v = random(*[(1, 12, 2, 16)] * 3)
     with pytest.raises(
-        fa3.Unsupported, match="^attn_bias: expected a tensor or one of Lower.* got P"
+        fa3.Unsupported, match="^attn_bias: expected a tensor or one of Lower.* got S"
     ):
-        memory_efficient_attention(q, k, v, named("PagedBlockDiagonalPaddedKeysMask"))
+        memory_efficient_attention(q, k, v, named("SomeOtherMask"))
     uneven = named("BlockDiagonalCausalMask", q_seqinfo=starts(5, 7), k_seqinfo=starts(7, 5))
     with pytest.raises(fa3.Unsupported, match="equal lengths in BlockDiagonalCausalMask"):
         memory_efficient_attention(q, k, v, uneven)
@@ -177,6 +228,18 @@ def objects(of):
     yield of.BlockDiagonalCausalLocalAttentionPaddedKeysMask.from_seqlens_local(
         **padded, window_size=4
     )
+    gaps = {"q_seqlen": lengths, "kv_seqstarts": [2, 16, 28], "kv_seqlen": more}
+    for kind in (of.BlockDiagonalGappyKeysMask, of.BlockDiagonalCausalWithOffsetGappyKeysMask):
+        yield kind.from_seqlens(**gaps)
+    table = torch.tensor([[3, 0, 5, 2], [1, 6, 4, 7]], dtype=torch.int32)
+    for causal in ("", "CausalWithOffset"):
+        paged = getattr(of, f"PagedBlockDiagonal{causal}PaddedKeysMask")
+        yield paged.from_seqlens(lengths, more, table, 4)
+        unpaged = getattr(of, f"BlockDiagonal{causal}GappyKeysMask").from_seqlens(
+            lengths, [2, 19, 32], more
+        )
+        kind = getattr(of, f"PagedBlockDiagonal{causal}GappyKeysMask")
+        yield unpaged.make_paged(table, 4, 16, kind)
 
 
 def test_xformers_own_objects_hide_what_they_say():
@@ -186,6 +249,7 @@ def test_xformers_own_objects_hide_what_they_say():
         tried.add(type(bias).__name__)
         info = getattr(bias, "k_seqinfo", None)
         keys = 12 if info is None else info.seqstart_py[-1]
+        keys = bias.block_tables.numel() * 4 if hasattr(bias, "block_tables") else keys
         q, k, v = random((1, 12, 2, 16), (1, keys, 2, 16), (1, keys, 2, 16))
         hidden = bias.materialize((1, 2, 12, keys))
         torch.testing.assert_close(
