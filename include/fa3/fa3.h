@@ -765,6 +765,19 @@ FA3_API fa3_status fa3_backward_make_block_lists(const fa3_backward_params* para
 FA3_API fa3_status fa3_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, int64_t batch,
                                     int64_t heads, int64_t seqlen_q, int64_t seqlen_k,
                                     uint8_t* keep);
+/** A part of the mask of fa3_dropout_mask(): `keep[((b * extents[1] + h) * extents[2] + i) *
+ * extents[3] + j]` is of sequence first[0] + b, query head first[1] + h, query first[2] + i and key
+ * first[3] + j. For programs that compute weights tile by tile.
+ *
+ * @param dropout_p  as in fa3_options
+ * @param seed       the call's seed
+ * @param offset     the call's offset
+ * @param first      the first sequence, query head, query and key; >= 0
+ * @param extents    how many of each
+ * @param keep       host memory of that many bytes */
+FA3_API fa3_status fa3_dropout_mask_part(float dropout_p, uint64_t seed, uint64_t offset,
+                                         const int64_t first[4], const int64_t extents[4],
+                                         uint8_t* keep);
 
 /** What fa3_engine() answers. Later versions say more about engines through new functions. */
 typedef struct fa3_engine_info {

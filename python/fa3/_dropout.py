@@ -57,7 +57,7 @@ def require_seed(named):
         )
 
 
-def dropout_mask(dropout_p, dropout_seed, shape):
+def dropout_mask(dropout_p, dropout_seed, shape, *, first=(0, 0, 0, 0)):
     """Which weights attention(..., dropout_p=, dropout_seed=) keeps, for tests.
 
     Calls of every engine have this mask and never store it. Weights that are not kept count as 0,
@@ -68,19 +68,23 @@ def dropout_mask(dropout_p, dropout_seed, shape):
         dropout_p: the probability that a weight is dropped, 0 to 1.
         dropout_seed: (seed, offset), two integers, or an int64 tensor of them.
         shape: (batch, heads, queries, keys); heads are query heads.
+        first: the sequence, query head, query and key that the result begins with.
 
     Returns:
         True where a weight is kept, in that shape. A torch tensor on the seed's device if the seed
         is one, else a NumPy array.
 
     Raises:
-        fa3.InvalidArgument: a probability that is none, a seed or a shape of another length.
+        fa3.InvalidArgument: a probability that is none, a seed, a shape or a first of another
+            length.
     """
     seed = words(dropout_seed.tolist() if is_torch(dropout_seed) else dropout_seed)
     if len(shape) != 4 or any(extent < 0 for extent in shape):
         raise InvalidArgument(f"shape: expected (batch, heads, queries, keys), got {shape!r}")
+    if len(first) != 4:
+        raise InvalidArgument(f"first: expected (sequence, head, query, key), got {first!r}")
     keep = np.empty(shape, np.bool_)
-    _native.dropout_mask(dropout_p, *seed.tolist(), *shape, keep.ctypes.data)
+    _native.dropout_mask(dropout_p, *seed.tolist(), *first, *shape, keep.ctypes.data)
     if not is_torch(dropout_seed):
         return keep
     return sys.modules["torch"].from_numpy(keep).to(dropout_seed.device)

@@ -7,11 +7,19 @@ Tensor = TypeVar("Tensor")
 
 @overload
 def dropout_mask(
-    dropout_p: float, dropout_seed: tuple[int, int], shape: tuple[int, int, int, int]
+    dropout_p: float,
+    dropout_seed: tuple[int, int],
+    shape: tuple[int, int, int, int],
+    *,
+    first: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> np.ndarray[Any, np.dtype[np.bool_]]: ...
 @overload
 def dropout_mask(
-    dropout_p: float, dropout_seed: Tensor, shape: tuple[int, int, int, int]
+    dropout_p: float,
+    dropout_seed: Tensor,
+    shape: tuple[int, int, int, int],
+    *,
+    first: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> Tensor: ...
 def pair(seed: Any) -> list[int]: ...
 def words(seed: Any) -> Any: ...

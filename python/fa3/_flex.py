@@ -78,6 +78,8 @@ def flex_attention(
     num_splits=0,
     k_descale=None,
     v_descale=None,
+    dropout_p=0.0,
+    dropout_seed=None,
     return_lse=False,
     layout=None,
 ):
@@ -112,6 +114,8 @@ def flex_attention(
         page_table, batch_index, left_padding, num_splits, k_descale, v_descale: keys and values in
             a cache, as of fa3.attention. kv_idx counts from the first key that counts. No
             gradients.
+        dropout_p, dropout_seed: as of fa3.attention; on a GPU without score_mod alone, and not
+            beside a cache.
         return_lse: also return the LSE.
         layout: "bshd", as above, or "bhsd": q, k, v and out are (b, h, s, d), the order of torch's
             flex_attention; no packed tensors. None is "bshd", with a warning where q and k have
@@ -159,8 +163,10 @@ def flex_attention(
         for name, value in of_cache.items():
             if value is not None:
                 lengths[name] = value
+    has_lengths = lengths is not _backends.flex.no_lengths
+    if dropout_p:
+        lengths = {**lengths, "dropout_p": dropout_p, "dropout_seed": dropout_seed}
     if layout != "bshd":
-        has_lengths = lengths is not _backends.flex.no_lengths
         q, k, v = in_layout(layout, q, k, v, has_lengths)
     masks = mask_mod, block_mask, causal, window
     out, lse = _backends.flex.attend(q, k, v, score_mod, masks, scale, lengths, return_lse)

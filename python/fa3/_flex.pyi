@@ -30,6 +30,8 @@ def flex_attention(
     num_splits: int = 0,
     k_descale: Any = None,
     v_descale: Any = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Any = None,
     return_lse: Literal[False] = False,
     layout: Literal["bshd", "bhsd"] | None = None,
 ) -> Array: ...

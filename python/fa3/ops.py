@@ -172,7 +172,7 @@ def attention(
         if not is_torch(q):
             raise Unsupported(f"{name}: expected None with arrays that are no torch tensors")
         if generator is not None:
-            raise Unsupported(f"generator: not together with {name}, which has no dropout")
+            raise Unsupported(f"generator: not together with {name}; pass dropout_seed")
         given = q, k, v, bias, alibi_slopes, out, return_lse, options
         return torch_backend().attend_with_bias(*given)
     if "block_mask" in options:

@@ -337,23 +337,23 @@ PyObject* mla_gather(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
                            fa3_mla_gather);
 }
 
-// dropout_mask(dropout_p, seed, offset, batch, heads, seqlen_q, seqlen_k, address)
+// dropout_mask(dropout_p, seed, offset, four firsts, four extents, address); of each four:
+// sequence, query head, query and key
 PyObject* dropout_mask(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
   Reader read(arguments, count, &borrowed);
   float dropout_p = 0;
-  int64_t numbers[7] = {};
-  const char* const names[] = {"seed",     "offset",   "batch",  "heads",
-                               "seqlen_q", "seqlen_k", "address"};
+  int64_t numbers[11] = {};
+  const char* const names[] = {"seed",  "offset", "sequence", "head",     "query",  "key",
+                               "batch", "heads",  "seqlen_q", "seqlen_k", "address"};
   read.real("dropout_p", &dropout_p);
   for (size_t i = 0; i < std::size(names); ++i) read.integer(names[i], &numbers[i]);
   if (!read.done()) return nullptr;
-  const auto [seed, offset, batch, heads, seqlen_q, seqlen_k, address] = numbers;
   fa3_status status = FA3_OK;
   Py_BEGIN_ALLOW_THREADS;
-  status = fa3_dropout_mask(dropout_p, static_cast<uint64_t>(seed), static_cast<uint64_t>(offset),
-                            batch, heads, seqlen_q, seqlen_k,
-                            reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(address)));
+  status = fa3_dropout_mask_part(dropout_p, static_cast<uint64_t>(numbers[0]),
+                                 static_cast<uint64_t>(numbers[1]), numbers + 2, numbers + 6,
+                                 reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(numbers[10])));
   Py_END_ALLOW_THREADS;
   return check(status) ? Py_NewRef(Py_None) : nullptr;
 }

@@ -275,7 +275,21 @@ fa3_status fa3_mla_gather(const fa3_mla_gather_params* params, void* stream) {
 fa3_status fa3_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, int64_t batch,
                             int64_t heads, int64_t seqlen_q, int64_t seqlen_k, uint8_t* keep) {
   return at_boundary([&] {
-    return write_dropout_mask(dropout_p, seed, offset, {batch, heads, seqlen_q, seqlen_k}, keep);
+    return write_dropout_mask(dropout_p, seed, offset, {{}, {batch, heads, seqlen_q, seqlen_k}},
+                              keep);
+  });
+}
+
+fa3_status fa3_dropout_mask_part(float dropout_p, uint64_t seed, uint64_t offset,
+                                 const int64_t first[4], const int64_t extents[4], uint8_t* keep) {
+  return at_boundary([&]() -> fa3::Status {
+    if (first == nullptr || extents == nullptr) {
+      return fa3::invalid("first, extents: expected four numbers each, got a null pointer");
+    }
+    return write_dropout_mask(dropout_p, seed, offset,
+                              {{first[0], first[1], first[2], first[3]},
+                               {extents[0], extents[1], extents[2], extents[3]}},
+                              keep);
   });
 }
 

@@ -11,12 +11,13 @@ namespace fa3::api {
 
 Status check_probability(float dropout_p);
 
-// The mask's extents; rows are those of a sequence.
-struct MaskShape {
-  int64_t batch, heads, seqlen_q, seqlen_k;
+// A part of the mask: sequences, query heads, and the queries and keys of a sequence.
+struct MaskPart {
+  int64_t first[4];
+  int64_t extents[4];
 };
 
-Status write_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, const MaskShape& shape,
+Status write_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, const MaskPart& part,
                           uint8_t* keep);
 
 }  // namespace fa3::api

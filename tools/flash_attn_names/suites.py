@@ -106,7 +106,7 @@ def skips_of_packed_fa4_scores(name, case):
 QV = {"has_qv": ("fa3 has no kernel whose scores are q.k + qv.v", lambda case: True)}
 ALIBI = {
     "alibi": (
-        "fa3 has no ALiBi beside dropout",
+        "fa3 has no S_dmask of ALiBi",
         lambda case: str(case.get("dropout_p", "0.0")) != "0.0",
     )
 }

@@ -2,7 +2,7 @@
 """Drop-in for the package flash_attn of FlashAttention-2: its functions, its order.
 
 Semantics are those of fa3.attention. alibi_slopes, (hq,) or (b, hq), have no gradient, as in the
-original; with dropout they raise fa3.Unsupported with the argument's name. With
+original; with dropout they are computed on the CPU alone. With
 return_attn_probs the functions return (out, lse, S_dmask): with dropout the weights of the scores,
 negative where they were dropped (_probabilities.py), which are for tests and take O(N^2) memory;
 without dropout None, where the original has an empty tensor. Head dims that are no multiples of 8
@@ -73,7 +73,7 @@ def flash_attn_func(
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> out (b, sq, hq, dv)."""
     named = options(softmax_scale, causal, window_size, softcap, deterministic, dropout_p=dropout_p)
-    named |= with_alibi(alibi_slopes, dropout_p)
+    named |= with_alibi(alibi_slopes, dropout_p and return_attn_probs)
     return answer(q, k, v, named, return_attn_probs)
 
 
@@ -120,7 +120,7 @@ def flash_attn_varlen_func(
         keys = {"page_table": block_table, "seqused_k": cu_seqlens_k.diff()}
     named = options(softmax_scale, causal, window_size, softcap, deterministic, dropout_p=dropout_p)
     named |= {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": length(max_seqlen_q)} | keys
-    named |= with_alibi(alibi_slopes, dropout_p)
+    named |= with_alibi(alibi_slopes, dropout_p and return_attn_probs)
     return answer(q, k, v, named, return_attn_probs)
 
 
@@ -166,7 +166,7 @@ def flash_attn_with_kvcache(
     k and v are first appended in place, turned by rotary_cos and rotary_sin, as q is.
     """
     named = options(scale_of(q, softmax_scale), causal, window_size, softcap)
-    named |= with_alibi(alibi_slopes, 0.0)
+    named |= with_alibi(alibi_slopes)
     caches = k_cache, v_cache
     filled = whole_chunks(*caches)
     out, lse = attend(
@@ -190,12 +190,12 @@ def flash_attn_with_kvcache(
     return (out, lse) if return_softmax_lse else out
 
 
-def with_alibi(alibi_slopes, dropout_p):
-    """The option of fa3.attention."""
+def with_alibi(alibi_slopes, wants_dropped=False):
+    """The option of fa3.attention. wants_dropped: asks for S_dmask."""
     if alibi_slopes is None:
         return {}
-    if dropout_p:
-        why = "fa3 has no ALiBi beside dropout; pass dropout_p=0.0"
+    if wants_dropped:
+        why = "fa3 has no S_dmask of ALiBi; pass return_attn_probs=False"
         unsupported(alibi_slopes=(alibi_slopes, None, why))
     return {"alibi_slopes": alibi_slopes.detach()}
 

@@ -11,7 +11,7 @@ from fa3 import _native
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import decisions, device, lists
 from fa3.flex.block_mask import mask_of, parts_of
-from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, NO_LENGTHS, Window, options_of
+from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, NO_LENGTHS, Window, options_of, seeded
 from fa3.flex.decisions import Decision, decided
 from fa3.flex.functions import function_of
 from fa3.flex.modes import beside_checkpoints
@@ -42,6 +42,8 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     call.NO_LENGTHS of none.
     """
     mask_mod, block_mask, causal, window = masks
+    if lengths.get("dropout_p"):
+        lengths = seeded(lengths, q)
     parts = blocks = None
     if block_mask is not None:
         with beside_checkpoints():

@@ -15,7 +15,7 @@ from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, decisions, lists
 from fa3.flex.attention import run, takes_lists, window_of
-from fa3.flex.call import EVERY_KEY, NO_LENGTHS, check_shapes, options_of
+from fa3.flex.call import EVERY_KEY, NO_LENGTHS, check_shapes, options_of, seeded
 from fa3.flex.decisions import Listed, decided
 from fa3.flex.function.trace import trace
 from fa3.flex.kept import table
@@ -34,6 +34,7 @@ from fa3.torch.library import refuse_gradients
 TOGETHER = {
     *("causal", "window", "softcap", "scale", "deterministic", "num_threads", "engine"),
     *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k"),
+    *("dropout_p", "dropout_seed"),
     *caches.NAMES,
 }
 FLOATS = torch.float32, torch.bfloat16, torch.float16, torch.float64
@@ -71,6 +72,8 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     only_kernels: raises fa3.Unsupported where the forward would take torch operations.
     """
     may_list = out is None
+    if options.get("dropout_p"):
+        options = seeded(options, q)
     if out is not None:
         refuse_other_than_tensor("out", out)
         refuse_negated(out, "out")
@@ -156,7 +159,8 @@ def names_of_lengths(options):
     if options.get("engine", "auto") not in ("auto", None):
         raise Unsupported("engine: expected none together with bias or alibi_slopes")
     given = [name for name in OPTIONS if options.get(name) is not None]
-    return (*given, *caches.given(options))
+    dropout = ("dropout_p", "dropout_seed") if options.get("dropout_p") else ()
+    return (*given, *dropout, *caches.given(options))
 
 
 def lengths_named(names, options):

@@ -6,14 +6,26 @@ from typing import NamedTuple
 import torch
 
 from fa3._options import Options
-from fa3.errors import InvalidArgument
+from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches
 from fa3.torch.autograd import FLOAT8
+from fa3.torch.dropout import given_or_drawn
 
 NO_LENGTHS = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), 0),
 }
+
+
+def seeded(options, q):
+    """Options, by name, with the seed of their dropout_p as a tensor; drawn where none is given."""
+    p = options["dropout_p"]
+    if not 0 <= p <= 1:
+        raise InvalidArgument(f"dropout_p: expected a probability from 0 to 1, got {p}")
+    if names := caches.given(options):
+        raise Unsupported(f"dropout_p: expected 0 beside {', '.join(names)}, got {p}")
+    seed = given_or_drawn(options.get("dropout_seed"), q.device)
+    return options | {"dropout_seed": seed}
 
 
 class Window(NamedTuple):

@@ -10,6 +10,7 @@ import functools
 
 import torch
 
+from fa3._dropout import dropout_mask, pair
 from fa3.flex.caches import with_factors
 from fa3.flex.function.graph import BATCH, COTANGENT, HEAD, KEY, QUERY, SCORE
 from fa3.flex.function.interpret import add_into, evaluate
@@ -77,6 +78,25 @@ def tiles_of(call, tensors, sequence, q, k):
         yield first, count, [(key, min(key + KEYS, end)) for key in range(begin, end, KEYS)]
 
 
+class Dropout:
+    """Factors of P: 0 where a weight is dropped, else 1 / (1 - p) for the p of the draws."""
+
+    def __init__(self, call):
+        self.p = call.lengths.get("dropout_p") or 0.0
+        if self.p:
+            self.seed = pair(call.lengths["dropout_seed"].tolist())
+            dropped = min(max(int(self.p * 65536 + 0.5), 1), 65535)  # docs/numerics.md
+            self.scale = 65536 / (65536 - dropped) if self.p < 1 else 0.0
+
+    def of(self, p, sequence, first_query, first_key):
+        """The factors of a tile's weights p (heads, rows, keys); 1 without dropout."""
+        if not self.p:
+            return 1.0
+        first = sequence.number, 0, first_query, first_key
+        (kept,) = dropout_mask(self.p, self.seed, (1, *p.shape), first=first)
+        return torch.from_numpy(kept).to(p.dtype) * self.scale
+
+
 def heads_first(x, dtype):
     return x.transpose(0, 1).to(dtype)
 
@@ -86,7 +106,7 @@ def forward(call, q, k, v, tensors, out, lse):
     """Writes out and lse; rows of no sequence get 0 and -inf."""
     out.zero_()
     lse.fill_(-torch.inf)
-    dtype = wide(q.dtype)
+    dtype, dropout = wide(q.dtype), Dropout(call)
     for sequence in sequences_of(q, k, call.lengths):
         mine = heads_first(sequence.of_queries(q), dtype)
         keys, values = (
@@ -97,15 +117,17 @@ def forward(call, q, k, v, tensors, out, lse):
         )
         for first, count, blocks in tiles_of(call, tensors, sequence, mine, keys):
             rows = mine[:, first : first + count]
-            total, largest, o = online(call, tensors, sequence, rows, keys, values, first, blocks)
+            of_rows = rows, keys, values, first, blocks
+            total, largest, o = online(call, tensors, sequence, dropout, *of_rows)
             finished = torch.where(total > 0, o / total, torch.where(total == 0, 0, o + total))
             sequence.of_queries(out)[first : first + count] = finished.transpose(0, 1)
             row_lse = (largest + total.log())[..., 0]
             sequence.of_lse(lse)[:, first : first + count] = row_lse
 
 
-def online(call, tensors, sequence, rows, keys, values, first, blocks):
-    """The sum of P, the reference and P V of a row of tiles, P relative to the reference."""
+def online(call, tensors, sequence, dropout, rows, keys, values, first, blocks):
+    """The sum of P, the reference and P V of a row of tiles, P relative to the reference. Dropout
+    is in P V alone."""
     heads, count, _ = rows.shape
     total = rows.new_zeros(heads, count, 1)
     largest = rows.new_full((heads, count, 1), -torch.inf)
@@ -117,6 +139,7 @@ def online(call, tensors, sequence, rows, keys, values, first, blocks):
         p = (scores - reference).exp()
         rescale = (largest - reference).exp()
         total = total * rescale + p.sum(-1, keepdim=True)
+        p = p * dropout.of(p, sequence, first, begin)
         product = grouped(p, values.shape[0]) @ values[:, None, begin:end]
         o = o * rescale + product.reshape(o.shape)
         largest = newest
@@ -126,7 +149,7 @@ def online(call, tensors, sequence, rows, keys, values, first, blocks):
 @without_autocast
 def backward(call, gradient, q, k, v, out, lse, tensors, do, dlse, totals):
     """dq, dk and dv. totals: number of a captured tensor -> its gradient, added to."""
-    dtype = wide(q.dtype)
+    dtype, dropout = wide(q.dtype), Dropout(call)
     dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (q, k, v))
     for sequence in sequences_of(q, k, call.lengths):
         sides = {"q": q, "do": do, "out": out}
@@ -144,9 +167,10 @@ def backward(call, gradient, q, k, v, out, lse, tensors, do, dlse, totals):
                 tile = Tile(call, tensors, sequence, q_rows, keys[:, begin:end], first, begin)
                 p = (tile.scores - reference).exp()
                 dp = grouped(do_rows, values.shape[0]) @ values[:, None, begin:end].mT
-                ds = p * (dp.reshape(p.shape) - delta[:, rows])
+                factors = dropout.of(p, sequence, first, begin)
+                ds = p * (dp.reshape(p.shape) * factors - delta[:, rows])
                 ds = score_gradient(call, gradient, tile, tensors, ds, totals)
-                ds, p = grouped(ds, keys.shape[0]), grouped(p, keys.shape[0])
+                ds, p = grouped(ds, keys.shape[0]), grouped(p * factors, keys.shape[0])
                 own = (ds @ keys[:, None, begin:end]).flatten(0, 1).transpose(0, 1)
                 sequence.of_queries(dq)[rows] += own * call.scale
                 of_keys = (ds.mT @ grouped(q_rows, keys.shape[0])).sum(1).transpose(0, 1)

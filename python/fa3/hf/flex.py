@@ -151,9 +151,11 @@ def scored(module, q, k, v, parts, scaling, dropout):
     if isinstance(seen, torch.Tensor):
         seen = _backends.flex.lists_of_booleans(seen, EVERY_KEY, q.shape[1], k.shape[1])
     if parts.change_scores():
-        refuse_dropout(dropout, module, "scores of the model's own")
+        if q.is_cuda:
+            refuse_dropout(dropout, module, "scores of the model's own on a GPU")
         masks = None, seen, False, (None, None)
-        return _backends.flex.attend(q, k, v, score_function(parts), masks, scaling, NO_LENGTHS)
+        lengths = {**NO_LENGTHS, "dropout_p": dropout} if dropout else NO_LENGTHS
+        return _backends.flex.attend(q, k, v, score_function(parts), masks, scaling, lengths)
     options = {"block_mask": seen, "scale": scaling, "dropout_p": dropout}
     return attention(q, k, v, return_lse=True, **options)
 

@@ -71,7 +71,7 @@ def seeded(q, options, generator):
     return [*options[:DROPOUT_SEED], seed, *options[DROPOUT_SEED + 1 :]]
 
 
-def given_or_drawn(seed, device, generator):
+def given_or_drawn(seed, device, generator=None):
     """A caller's dropout_seed as a tensor on the device."""
     if seed is None:
         return draw(device, generator)

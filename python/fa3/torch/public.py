@@ -6,6 +6,7 @@ import torch
 from fa3 import _backends, masks
 from fa3._flex import load_flex
 from fa3._options import in_order, lengths_in_int32, takes_options
+from fa3.errors import Unsupported
 from fa3.masks import refuse_other_extents
 from fa3.torch.autograd import attend, to_autocast_type
 from fa3.torch.operators import is_any_autocast_enabled
@@ -68,6 +69,8 @@ def attention(
         TypeError: k, v or an option is no tensor, no number, ...
     """
     if bias is not None or alibi_slopes is not None:
+        if generator is not None:
+            raise Unsupported("generator: not together with bias and alibi_slopes")
         return attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options)
     if "block_mask" in options:
         refuse_other_extents(options["block_mask"], q, k, options)

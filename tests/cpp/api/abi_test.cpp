@@ -58,6 +58,11 @@ TEST(Params, may_be_null_without_a_crash) {
   EXPECT_EQ(fa3_dropout_mask(0.1f, 0, 0, 1, 0, 1, 1, nullptr), FA3_OK);
   constexpr int64_t kMany = 1 << 20;  // no element, in no time
   EXPECT_EQ(fa3_dropout_mask(0.5f, 1, 1, kMany, kMany, kMany, 0, nullptr), FA3_OK);
+  const int64_t one[] = {1, 1, 1, 1}, below[] = {0, 0, -1, 0};
+  EXPECT_EQ(fa3_dropout_mask_part(0.1f, 0, 0, nullptr, one, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_says("first, extents:", {"null"}));
+  EXPECT_EQ(fa3_dropout_mask_part(0.1f, 0, 0, below, one, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_says("first:", {"0, 0, -1, 0"}));
   EXPECT_EQ(fa3_engine(0, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_TRUE(last_error_says("info:", {"null"}));
   ForwardCall call;

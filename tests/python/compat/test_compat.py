@@ -339,8 +339,8 @@ REFUSED = [
     (fa3_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
     (
         fa2_names.flash_attn_func,
-        {"alibi_slopes": torch.ones(4), "dropout_p": 0.1},
-        "alibi_slopes: .*no ALiBi beside dropout",
+        {"alibi_slopes": torch.ones(4), "dropout_p": 0.1, "return_attn_probs": True},
+        "alibi_slopes: .*no S_dmask of ALiBi",
     ),
     (fa2_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
 ]

@@ -134,7 +134,7 @@ def test_the_sample_of_flash_attns_own_tests_counts_and_lists(tmp_path):
     output, lines = done.stdout, done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
     assert lines[0].startswith("test_flash_attn_output: 5 of a sample of 5 of 5 cases, seed 1: 5 p")
-    lacking = "fa3 has no ALiBi beside dropout"
+    lacking = "fa3 has no S_dmask of ALiBi"
     assert lines[1] == f"  1 cases more with alibi: {lacking}; refused: 1 of 1"
     assert "generator_arg_must_be_none: left out: calls the compiled module" in lines[2]
     assert "test_of_something_that_fails: 1 of a sample of 1 of 1 cases" in output

@@ -46,6 +46,12 @@ def test_a_larger_mask_begins_with_a_smaller_one():
     )
 
 
+def test_a_part_of_the_mask_is_where_it_begins():
+    large = fa3.dropout_mask(0.3, SEED, (3, 4, 70, 150))
+    part = fa3.dropout_mask(0.3, SEED, (2, 1, 33, 70), first=(1, 2, 19, 67))
+    np.testing.assert_array_equal(part, large[1:, 2:3, 19:52, 67:137])
+
+
 def test_negative_numbers_are_their_64_bits():
     masks = [
         fa3.dropout_mask(0.5, seed, (1, 1, 8, 64)) for seed in [(-1, -2), (2**64 - 1, 2**64 - 2)]
@@ -134,6 +140,10 @@ def test_a_wrong_argument_is_named(change, words):
 def test_a_mask_of_no_shape_or_probability_is_refused():
     with pytest.raises(fa3.InvalidArgument, match=r"shape: expected \(batch, heads, queries, keys"):
         fa3.dropout_mask(0.1, SEED, (1, 2, 3))
+    with pytest.raises(fa3.InvalidArgument, match="^first: expected .*got -1, 0, 0, 0"):
+        fa3.dropout_mask(0.1, SEED, (1, 1, 1, 1), first=(-1, 0, 0, 0))
+    with pytest.raises(fa3.InvalidArgument, match=r"^first: expected .*got \(1, 2\)"):
+        fa3.dropout_mask(0.1, SEED, (1, 1, 1, 1), first=(1, 2))
     with pytest.raises(fa3.InvalidArgument, match="dropout_p: expected a probability"):
         fa3.dropout_mask(2.0, SEED, (1, 1, 1, 1))
 

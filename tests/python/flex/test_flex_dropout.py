@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dropout beside score functions, biases and ALiBi: the mask of fa3.dropout_mask under the formula
+in torch, in float64, with its gradients."""
+
+import pytest
+from flex_functions import DIM, HEADS, KV_HEADS, inputs, randn
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+
+import fa3.torch  # noqa: E402, F811
+from fa3.compat import flash_attn  # noqa: E402
+
+P, SEED = 0.3, (123, -7)
+DROPOUT = {"dropout_p": P, "dropout_seed": SEED}
+ROWS, KEYS = 40, 53
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    from fa3.flex import tiles
+
+    monkeypatch.setattr(tiles, "QUERIES", 24)
+    monkeypatch.setattr(tiles, "KEYS", 35)
+
+
+def formula(q, k, v, added, p=P, seed=SEED, sequence=0, scale=None):
+    """added: to the scores (b, h, sq, sk), or a function of them."""
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * DIM**-0.5
+    weights = (added(scores) if callable(added) else scores + added).softmax(-1)
+    first = sequence, 0, 0, 0
+    kept = torch.from_numpy(fa3.dropout_mask(p, seed, tuple(scores.shape), first=first))
+    factor = 65536 / (65536 - round(p * 65536))  # docs/numerics.md
+    return torch.einsum("bhij,bjhd->bihd", weights * kept * factor, v)
+
+
+def close_with_gradients(found, expected, tensors):
+    torch.testing.assert_close(found, expected)
+    do = randn(*found.shape, seed=5)
+    mine = torch.autograd.grad(found, tensors, do, retain_graph=True)
+    for ours, right in zip(mine, torch.autograd.grad(expected, tensors, do), strict=True):
+        torch.testing.assert_close(ours, right)
+
+
+def distances():
+    return torch.arange(KEYS) - torch.arange(ROWS)[:, None] - (KEYS - ROWS)
+
+
+def test_of_a_score_function_and_what_it_captures():
+    q, k, v = inputs(ROWS, KEYS)
+    slopes = randn(HEADS, seed=1).requires_grad_()
+
+    def bent(score, b, h, q_idx, kv_idx):
+        return torch.tanh(score) + slopes[h] * (kv_idx - q_idx)
+
+    added = slopes[:, None, None] * (distances() + KEYS - ROWS)
+    found = fa3.flex_attention(q, k, v, score_mod=bent, **DROPOUT)
+    expected = formula(q, k, v, lambda scores: scores.tanh() + added)
+    close_with_gradients(found, expected, (q, k, v, slopes))
+
+
+def test_of_a_bias_under_a_causal_mask():
+    q, k, v = inputs(ROWS, KEYS)
+    bias = randn(1, HEADS, ROWS, KEYS, seed=2).requires_grad_()
+    found = fa3.attention(q, k, v, bias=bias, causal=True, **DROPOUT)
+    hidden = torch.zeros(ROWS, KEYS).masked_fill(distances() > 0, -torch.inf)
+    close_with_gradients(found, formula(q, k, v, bias + hidden), (q, k, v, bias))
+
+
+@pytest.mark.parametrize("p", [0.2, 0.75])
+def test_of_alibi_by_the_call_of_flash_attn(p):
+    q, k, v = inputs(ROWS, KEYS)
+    slopes = randn(HEADS, dtype=torch.float32, seed=3).abs()
+    torch.manual_seed(3)
+    found = flash_attn.flash_attn_func(q, k, v, p, alibi_slopes=slopes)
+    torch.manual_seed(3)
+    seed = tuple(fa3.torch.dropout.draw(q.device).tolist())
+    added = -slopes.double()[:, None, None] * distances().abs()
+    close_with_gradients(found, formula(q, k, v, added, p, seed), (q, k, v))
+
+
+def test_of_packed_sequences_each_of_which_has_a_mask():
+    q, k, v = (x.detach().flatten(0, 1).requires_grad_() for x in inputs(ROWS, ROWS))
+    starts = torch.tensor([0, 31, 31, 80], dtype=torch.int32)
+    lengths = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 49}
+    found = fa3.flex_attention(
+        q, k, v, score_mod=lambda s, *_: 2 * s, max_seqlen_k=49, **lengths, **DROPOUT
+    )
+    parts = []
+    for number, rows in ((0, slice(0, 31)), (2, slice(31, 80))):
+        one = (x[None, rows] for x in (q, k, v))
+        parts.append(formula(*one, lambda s: 2 * s, sequence=number)[0])
+    close_with_gradients(found, torch.cat(parts), (q, k, v))
+
+
+def test_of_masks_alone():
+    q, k, v = inputs(ROWS, ROWS)
+    q, k, v = (x.detach().float() for x in (q, k, v))
+    found = fa3.flex_attention(q, k, v, mask_mod=lambda b, h, i, j: i >= j, **DROPOUT)
+    torch.testing.assert_close(found, fa3.attention(q, k, v, causal=True, **DROPOUT))
+
+
+def test_each_call_draws_a_mask_from_torchs_generator():
+    q, k, v = (x.detach() for x in inputs())
+
+    def call():
+        return fa3.flex_attention(q, k, v, score_mod=lambda s, *_: s + 1, dropout_p=P)
+
+    torch.manual_seed(1)
+    first, second = call(), call()
+    torch.manual_seed(1)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, call())
+
+
+def test_of_probability_1_nothing_is_kept():
+    q, k, v = (x.detach() for x in inputs())
+    out, lse = fa3.flex_attention(
+        q, k, v, score_mod=lambda s, *_: s + 1, dropout_p=1.0, return_lse=True
+    )
+    assert not out.any() and lse.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"dropout_p": -0.1}, "^dropout_p: expected a probability from 0 to 1, got -0.1"),
+        ({"dropout_p": P, "dropout_seed": (1, 2, 3)}, "^dropout_seed: expected"),
+    ],
+)
+def test_what_is_no_dropout_is_said(options, sentence):
+    q, k, v = inputs()
+    with pytest.raises(fa3.InvalidArgument, match=sentence):
+        fa3.flex_attention(q, k, v, score_mod=lambda s, *_: s + 1, **options)
+
+
+def test_caches_have_none():
+    q, k, v = (x.detach() for x in inputs())
+    cache = {"left_padding": torch.zeros(2).int(), "seqused_k": torch.ones(2).int()}
+    with pytest.raises(fa3.Unsupported, match="^dropout_p: expected 0 beside left_padding, got 0"):
+        fa3.attention(q, k, v, bias=torch.zeros(1), **cache, **DROPOUT)
