@@ -63,8 +63,10 @@ std::string text_of(cudaError_t error) {
   if (error != cudaErrorInsufficientDriver) return cudaGetErrorString(error);
   int version = 0;  // 1000 major + 10 minor; 0 without a driver
   if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) return "no NVIDIA driver";
+  const bool has_build = version >= 12000 && CUDART_VERSION >= 13000;
   return concat("the NVIDIA driver is for CUDA ", version / 1000, ".", version / 10 % 100,
-                ", expected one for ", CUDART_VERSION / 1000, ".0 or later; update it");
+                ", expected one for ", CUDART_VERSION / 1000, ".0 or later; update it",
+                has_build ? ", or build fa3 for drivers of the 12 series (docs/install.md)" : "");
 }
 
 Status ended(cudaError_t error, int device) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda/jit/nvrtc.h"
 
+#include <cuda.h>
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -11,6 +12,10 @@
 
 namespace fa3::cuda {
 namespace {
+
+// A driver of the 12 series, for which a library with the runtime of 12 is built, does not load
+// what NVRTC 13 makes.
+constexpr const char* kNvrtc = CUDA_VERSION >= 13000 ? "libnvrtc.so.13" : "libnvrtc.so.12";
 
 // The part of nvrtc.h that is called, so that a build needs no NVRTC.
 using Handle = void*;
@@ -48,7 +53,7 @@ void* open_library(const char* asked) {
   if (asked != nullptr) return dlopen(asked, RTLD_NOW | RTLD_LOCAL);
   if (const char* path = std::getenv("FA3_NVRTC")) return dlopen(path, RTLD_NOW | RTLD_LOCAL);
   for (const char* name :
-       {"libnvrtc.so.13", "libnvrtc.so", "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so"}) {
+       {kNvrtc, "libnvrtc.so", "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so"}) {
     if (void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
   }
   return nullptr;
