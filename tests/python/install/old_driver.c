@@ -7,7 +7,9 @@
 
 enum { kSuccess = 0, kNoDevice = 100, kNotFound = 500 };
 
-int cuInit(unsigned flags) { return flags == 0 ? kNoDevice : kNotFound; }
+int cuInit(unsigned flags) {
+  return flags == 0 ? kNoDevice : kNotFound;
+}
 
 int cuDriverGetVersion(int* version) {
   *version = atoi(getenv("OLD_DRIVER"));
