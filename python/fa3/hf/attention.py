@@ -12,6 +12,7 @@ from fa3.errors import Unsupported
 from fa3.hf import paged
 from fa3.hf.mask import Mask, Pattern, is_tracing, packed_lengths
 from fa3.torch import attention, onnx
+from fa3.torch.later import Later
 
 # What models hand to every layer and eager attention does not look at either.
 HARMLESS = {
@@ -71,7 +72,7 @@ def attention_forward(
     """
     is_paged = hasattr(cache, "cache_allocators")
     refuse_unknown(paged.without_arguments(others) if is_paged else {"cache": cache, **others})
-    if onnx.is_exporting():
+    if onnx.is_exporting() and attention_mask is not None:
         return exported(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux)
     if is_paged:
         refuse_dropout(dropout, module, "a paged cache")
@@ -113,7 +114,7 @@ def attention_forward(
 
 
 def exported(module, query, key, value, mask, dropout, scaling, softcap, s_aux):
-    """The layer in torch.onnx.export, which knows torch's own attention."""
+    """The layer with a mask in torch.onnx.export, which knows torch's own attention."""
     if softcap or s_aux is not None:
         name = "softcap" if softcap else "s_aux"
         raise Unsupported(f'{name}: expected None in torch.onnx.export; "eager" exports this model')
@@ -225,17 +226,29 @@ def attend_packed(q, k, v, lengths, options):
     return attention(q, k, v, **lengths, **options).unflatten(0, (batch, rows))
 
 
+restarted = Later()
+
+
+def starts_anew(position_ids):
+    return (position_ids.diff() < 0).any()
+
+
 def refuse_restart(position_ids, pattern, q):
     """Positions that start anew, in a mask that knows nothing of it: Transformers' flash attention
     would keep the sequences apart, its eager attention would not."""
     batch, rows = q.shape[:2]
     if position_ids is None or batch != 1 or not 1 < rows == pattern.keys or not pattern.causal:
         return
-    if position_ids.is_cuda or is_tracing():  # the answer would take a wait in every layer
+    if is_tracing() or position_ids.shape != (batch, rows):
         return
-    if position_ids.shape == (batch, rows) and bool((position_ids.diff() < 0).any()):
+    if position_ids.is_cuda:
+        restarted.ask(position_ids, starts_anew)
+        starts, call = restarted.found(), " (those of this call or of one before)"
+    else:
+        starts, call = bool(starts_anew(position_ids)), ""
+    if starts:
         raise Unsupported(
-            "position_ids: they start anew within the sequence, but the model's mask keeps no "
-            "packed sequences apart; pass use_cache=False, or (where the mask never does) "
+            f"position_ids{call}: they start anew within the sequence, but the model's mask keeps "
+            "no packed sequences apart; pass use_cache=False, or (where the mask never does) "
             "cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k"
         )

@@ -4,6 +4,7 @@
 The reference is always the same model with attn_implementation="eager" or "sdpa".
 """
 
+import contextlib
 import importlib
 import sys
 from types import SimpleNamespace
@@ -255,6 +256,56 @@ def test_arguments_that_change_nothing_are_taken():
     named = dict.fromkeys(attention.HARMLESS, True) | {"output_attentions": False, "new": None}
     out, _ = hf.attention_forward(torch.nn.Identity(), q, q, q, None, is_causal=True, **named)
     assert torch.equal(out, fa3.attention(*[q.transpose(1, 2)] * 3, causal=True))
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda, device = True, 0
+
+
+def test_a_gpu_is_asked_for_restarts_once_a_call_and_nobody_waits(monkeypatch):
+    events = []
+
+    class Event:
+        def __init__(self):
+            self.has_happened = False
+
+        def record(self):
+            events.append(self)
+
+        def query(self):
+            return self.has_happened
+
+    for name, stand_in in {
+        "cuda.Event": Event,
+        "cuda.device": lambda device: contextlib.nullcontext(),
+        "cuda.is_current_stream_capturing": lambda: False,
+    }.items():
+        monkeypatch.setattr(f"torch.{name}", stand_in)
+    monkeypatch.setattr("fa3.torch.later.in_host_memory", lambda: torch.empty((), dtype=torch.bool))
+    q = torch.randn(1, 2, 6, 16)
+    module = torch.nn.Module()
+    module.is_causal = True
+
+    def layer(positions):
+        hf.attention_forward(module, q, q, q, None, position_ids=positions)
+
+    restarting, others = (
+        torch.tensor([x]).as_subclass(OnGpu) for x in ([0, 1, 2, 0, 1, 2], list(range(6)))
+    )
+    for _ in range(3):  # layers of one call
+        layer(restarting)
+    assert len(events) == 1
+    layer(others)  # another call, which comes before the answer
+    events[0].has_happened = True
+    with pytest.raises(
+        fa3.Unsupported, match="^position_ids .those of this call or of one before.: "
+    ):
+        layer(others)
+    assert len(events) == 2
+    events[1].has_happened = True
+    layer(others)
 
 
 def test_dropout_over_a_paged_cache_names_the_field_of_the_config():

@@ -328,6 +328,30 @@ def test_a_model_is_exported_to_onnx(name, padding, tmp_path):
     torch.testing.assert_close(actual[kept], expected[kept], **CLOSE)
 
 
+@pytest.mark.parametrize(
+    "rules, seen",
+    [
+        ({"is_causal": False}, torch.ones(6, 9).bool()),
+        ({"is_causal": True}, torch.ones(6, 9).tril(3).bool()),
+        ({"is_causal": True, "sliding_window": 3}, torch.ones(6, 9).tril(3).triu(1).bool()),
+        ({"is_causal": False, "sliding_window": 3}, torch.ones(6, 9).tril(5).triu(1).bool()),
+    ],
+    ids=["every key", "causal", "causal window", "window"],
+)
+@pytest.mark.parametrize("name", ["fa3", "fa3_flex"])
+def test_a_layer_without_a_mask_is_exported_as_it_says(name, rules, seen, monkeypatch):
+    monkeypatch.setattr("fa3.torch.onnx.is_exporting", lambda: True)
+    layer = torch.nn.Module()
+    layer.is_causal, layer.num_key_value_groups = True, 2
+    q, k, v = (torch.randn(2, heads, n, 16) for heads, n in ((4, 6), (2, 9), (2, 9)))
+    attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[name]
+    found, _ = attend(layer, q, k, v, None, scaling=0.25, **rules)
+    right = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, scale=0.25, enable_gqa=True
+    )
+    torch.testing.assert_close(found, right.transpose(1, 2), **CLOSE)
+
+
 def test_what_onnx_cannot_say_is_refused_by_name(monkeypatch):
     monkeypatch.setattr("fa3.torch.onnx.is_exporting", lambda: True)
     q = torch.randn(1, 4, 2, 8, device="meta")
