@@ -34,7 +34,7 @@ def refuse_tracer(array, name):
 def no_array(array, name):
     return TypeError(
         f"{name}: expected an array (numpy, torch, or any object with __dlpack__), got "
-        f"{type(array)!r}"
+        f"{type(array).__name__}"
     )
 
 

@@ -6,6 +6,7 @@ import warnings
 
 from fa3 import _backends
 from fa3._arrays import in_int32
+from fa3._options import refuse_positions, shows
 from fa3.errors import InvalidArgument
 
 
@@ -55,11 +56,12 @@ def looks_turned(x):
     return x.shape[2] > x.shape[1] > 0
 
 
+@shows(())
 def flex_attention(
     q,
     k,
     v,
-    *,
+    *others,
     score_mod=None,
     mask_mod=None,
     block_mask=None,
@@ -136,6 +138,7 @@ def flex_attention(
         IndexError: an index out of range, on a CPU.
         fa3.Unsupported: the function cannot be translated; says which operation.
     """
+    refuse_positions("flex_attention", 3, others)
     load_flex()
     lengths = _backends.flex.no_lengths
     if not (

@@ -229,6 +229,16 @@ def instead_of(name, known):
     return f". Did you mean {near[0]!r}?" if near else ""
 
 
+def refuse_positions(caller, expected, others):
+    """others: arguments by position behind the expected number of them."""
+    if others:
+        raise TypeError(
+            f"{caller}() takes {expected} arguments by position, got {expected + len(others)}; "
+            "name the others: bias= or block_mask= is a mask, and score_mod= and mask_mod= are "
+            "functions, which fa3.flex_attention takes"
+        )
+
+
 def in_order(caller, named, known=OF_FORWARD):
     """Options by name, as a list in the order of the table up to the last that is not at default.
 

@@ -86,7 +86,8 @@ def as_block_mask(mask):
         return kept_of(mask, "_fa3_block_mask", from_torch)
     raise InvalidArgument(
         "block_mask: expected fa3.masks.BlockMask, (blocks, bits) or torch's BlockMask, got "
-        f"{type(mask)!r}; fa3.masks makes one of boolean maps, slices, rules and dense masks"
+        f"{type(mask).__name__}; fa3.masks.from_dense makes one of booleans (b, h, sq, sk), which "
+        "bias= takes as they are, others of fa3.masks of maps, slices and rules"
     )
 
 

@@ -23,7 +23,7 @@ from fa3._arrays import (
     view,
 )
 from fa3._dropout import require_seed
-from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
+from fa3._options import OF_BOTH_PASSES, in_order, refuse_positions, takes_options, viewed
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.masks import refuse_other_extents
 
@@ -57,7 +57,7 @@ def attention(
     q,
     k,
     v,
-    *,
+    *others,
     out=None,
     return_lse=False,
     generator=None,
@@ -167,6 +167,7 @@ def attention(
             NotImplementedError.
         TypeError: an argument is not an array, not a number, ...
     """
+    refuse_positions("attention", 3, others)
     if bias is not None or alibi_slopes is not None:
         name = "alibi_slopes" if bias is None else "bias"
         if not is_torch(q):

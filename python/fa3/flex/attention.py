@@ -2,6 +2,7 @@
 """fa3.flex_attention: a score function of the user's own between the product and the softmax."""
 
 import functools
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +60,8 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     found = decisions.find(key)
     if found is None:
         refuse(q, k, v, scale, causal)
+        refuse_other_than_function("score_mod", score_mod, "score, b, h, q_idx, kv_idx")
+        refuse_other_than_function("mask_mod", mask_mod, "b, h, q_idx, kv_idx")
         refuse_other_extents(block_mask, q, k, lengths)
         if key is None:  # a signature has neither transforms nor lazily negated views
             if blocks is None or score_mod is not None:
@@ -81,6 +84,20 @@ def refuse(q, k, v, scale, causal):
         refuse_other_than_tensor(name, x)
     refuse_without_strides(q=q, k=k, v=v)
     refuse_wrong_numbers(scale, causal=causal)
+
+
+def refuse_other_than_function(name, given, arguments):
+    if given is None:
+        return
+    expected = f"{name}: expected a function ({arguments})"
+    if not callable(given):
+        raise InvalidArgument(f"{expected}, got {type(given).__name__}")
+    try:
+        inspect.signature(given).bind(*arguments.split(", "))
+    except TypeError:
+        raise InvalidArgument(f"{expected}, got {given!r}") from None
+    except ValueError:  # without a signature
+        return
 
 
 def lists_of(block_mask, mask_mod, causal, window, lengths):

@@ -58,7 +58,7 @@ def parts_of(block_mask):
             raise InvalidArgument(
                 "block_mask: expected fa3.masks.BlockMask, or a BlockMask of"
                 f" torch.nn.attention.flex_attention, which has {name}; got"
-                f" {type(block_mask).__name__}"
+                f" {type(block_mask).__name__}; fa3.masks.from_dense makes one of booleans"
             )
     return states_of(block_mask), *block_mask.BLOCK_SIZE, block_mask.mask_mod
 

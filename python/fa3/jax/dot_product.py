@@ -44,6 +44,7 @@ def dot_product_attention(
         return_residual: also return the LSE, (b, t, n), without a gradient.
     """
     arrays = [jnp.asarray(x) for x in (query, key, value)]
+    bias, mask = (None if x is None else jnp.asarray(x) for x in (bias, mask))
     is_one = arrays[0].ndim == 3
     q, k, v = (x[None] if x.ndim == 3 else x for x in arrays)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
@@ -56,7 +57,7 @@ def dot_product_attention(
     t, s = q.shape[1], k.shape[1]
     left, right = ends(is_causal, local_window_size)
     lengths = {"seqused_q": query_seq_lengths, "seqused_k": key_value_seq_lengths}
-    options = {name: x for name, x in lengths.items() if x is not None}
+    options = {name: jnp.asarray(x) for name, x in lengths.items() if x is not None}
     has_window = left is not None or right is not None
     if has_window and not options:  # fa3 counts from the last key of the last query
         options |= {"window": (left, right), "window_shift": t - s}

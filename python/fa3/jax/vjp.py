@@ -11,7 +11,15 @@ import numpy as np
 from fa3 import _native
 from fa3._arrays import no_array, refuse_masked
 from fa3._dropout import require_seed, words
-from fa3._options import BOTH_PASSES, DEFAULTS, PUBLIC_FORMS, TYPES, in_order, takes_options
+from fa3._options import (
+    BOTH_PASSES,
+    DEFAULTS,
+    PUBLIC_FORMS,
+    TYPES,
+    in_order,
+    refuse_positions,
+    takes_options,
+)
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.jax.bias import attend_with_bias, mask_of
 from fa3.jax.calls import OPTION_TENSORS, Call, described, in_order_of
@@ -24,7 +32,7 @@ INPUT_TYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 @takes_options()
-def attention(q, k, v, *, return_lse=False, bias=None, **options):
+def attention(q, k, v, *others, return_lse=False, bias=None, **options):
     """fa3.attention for JAX, inside and outside of jax.jit: same arguments, shapes and results.
 
     Differentiable in q, k, v and sink, also through the LSE, by jax.grad and jax.vjp; works under
@@ -63,6 +71,7 @@ def attention(q, k, v, *, return_lse=False, bias=None, **options):
         RuntimeError, ValueError: while it runs, by JAX and with the library's sentence: lengths in
             host memory that lead out of their tensors.
     """
+    refuse_positions("attention", 3, others)
     require_seed(options)
     if bias is not None:
         refuse_no_array(bias, "bias")

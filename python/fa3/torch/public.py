@@ -5,7 +5,7 @@ import torch
 
 from fa3 import _backends, masks
 from fa3._flex import load_flex
-from fa3._options import in_order, lengths_in_int32, takes_options
+from fa3._options import in_order, lengths_in_int32, refuse_positions, takes_options
 from fa3.errors import Unsupported
 from fa3.masks import refuse_other_extents
 from fa3.torch.autograd import attend, to_autocast_type
@@ -32,7 +32,7 @@ def attention(
     q,
     k,
     v,
-    *,
+    *others,
     out=None,
     return_lse=False,
     generator=None,
@@ -68,6 +68,7 @@ def attention(
             has none: caches, FP8, forward-mode and second derivatives. Also a NotImplementedError.
         TypeError: k, v or an option is no tensor, no number, ...
     """
+    refuse_positions("attention", 3, others)
     if bias is not None or alibi_slopes is not None:
         if generator is not None:
             raise Unsupported("generator: not together with bias and alibi_slopes")

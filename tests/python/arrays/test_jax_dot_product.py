@@ -94,3 +94,14 @@ def test_a_mask_of_numbers_and_wrong_ranks_are_refused():
         fa3.jax.dot_product_attention(Q, K, V, mask=BIAS)
     with pytest.raises(fa3.InvalidArgument, match="^query, key, value: expected rank 3"):
         fa3.jax.dot_product_attention(Q[0, 0], K, V)
+
+
+def test_lists_are_arrays():
+    q, k, v = (x[:1, :5, :2].tolist() for x in (Q, K, V))
+    lists = {"bias": BIAS[:, :2, :5, :5].tolist(), "mask": SEEN[0, :2, :5, :5].tolist()}
+    lists["key_value_seq_lengths"] = [4]
+    arrays = {name: np.asarray(x) for name, x in lists.items()}
+    arrays["bias"] = arrays["bias"].astype(np.float32)
+    found = fa3.jax.dot_product_attention(q, k, v, **lists)
+    expected = jax.nn.dot_product_attention(*(np.float32(x) for x in (q, k, v)), **arrays)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

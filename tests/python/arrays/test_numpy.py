@@ -331,6 +331,15 @@ def test_an_unknown_option_is_a_type_error_that_knows_the_name_elsewhere(qkv, na
         fa3.attention(*qkv, **{name: True})
 
 
+def test_a_mask_by_position_is_a_type_error_that_names_its_option(qkv):
+    q, k, v = qkv
+    words = "takes 3 arguments by position, got 4; name the others: bias= or block_mask= is a mask"
+    with pytest.raises(TypeError, match=f"^attention.. {words}"):
+        fa3.attention(q, k, v, np.ones((1, 1), bool))
+    with pytest.raises(TypeError, match=f"^flex_attention.. {words}, and score_mod="):
+        fa3.flex_attention(q, k, v, lambda s, *_: s)
+
+
 def test_every_name_of_elsewhere_leads_to_one_of_attention():
     known = inspect.signature(fa3.attention).parameters
     of_flex = inspect.signature(fa3.flex_attention).parameters

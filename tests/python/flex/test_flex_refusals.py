@@ -120,6 +120,28 @@ def test_what_cannot_be_translated_is_named(sentence):
         fa3.flex_attention(q, k, v, score_mod=REFUSED[sentence])
 
 
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (
+            {"score_mod": lambda s: s},
+            r"^score_mod: expected a function \(score, b, h, q_idx, kv_idx",
+        ),
+        (
+            {"mask_mod": lambda i, j: i >= j},
+            r"^mask_mod: expected a function \(b, h, q_idx, kv_idx\)",
+        ),
+        ({"mask_mod": torch.ones(2, 2)}, r"^mask_mod: expected a function .*got Tensor$"),
+        ({"block_mask": torch.ones(2, 2)}, "^block_mask: .*got Tensor; fa3.masks.from_dense makes"),
+    ],
+    ids=["score_mod of one", "mask_mod of two", "a tensor", "a dense block_mask"],
+)
+def test_what_is_no_such_function_is_named(options, sentence):
+    q, k, v = inputs(dtype=torch.float32)
+    with pytest.raises(fa3.InvalidArgument, match=sentence):
+        fa3.flex_attention(q, k, v, **options)
+
+
 @pytest.mark.parametrize("only_kernels", [False, True])
 def test_a_kernel_that_refuses_leaves_the_call_to_torch_or_says_why(monkeypatch, only_kernels):
     function, tensors = trace(lambda s, b, h, i, j: s + SLOPES[h % 2])

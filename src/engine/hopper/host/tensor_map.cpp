@@ -21,6 +21,9 @@ uint64_t stride_bytes(int64_t extent, int64_t stride, int element_bytes) {
   return extent > 1 ? uint64_t(stride * element_bytes) : uint64_t{kStrideAlignment};
 }
 
+// A stride of 0, as expand() makes it, is none of a tensor map's: CUDA asks for strides that are no
+// smaller than their extents. Heads that share one key head come as grouped heads instead; a batch
+// that shares its keys has no such form, and the ampere engine reads any strides.
 bool encodable(int64_t extent, int64_t stride, int element_bytes) {
   const int64_t bytes = stride * element_bytes;
   return extent <= 1 || (bytes > 0 && bytes < kMaxStride && bytes % kStrideAlignment == 0);
