@@ -87,7 +87,7 @@ def as_block_mask(mask):
     raise InvalidArgument(
         "block_mask: expected fa3.masks.BlockMask, (blocks, bits) or torch's BlockMask, got "
         f"{type(mask).__name__}; fa3.masks.from_dense makes one of booleans (b, h, sq, sk), which "
-        "bias= takes as they are, others of fa3.masks of maps, slices and rules"
+        "bias= of torch tensors takes as they are; others of fa3.masks take maps, slices and rules"
     )
 
 

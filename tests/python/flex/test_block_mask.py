@@ -176,7 +176,7 @@ def test_slices_are_the_union_of_their_pairs():
         ((np.full((1, 1, 3, 3), -2, np.int32), None), "-1 (full)"),
         ((np.zeros((1, 1, 3, 3), np.int32), np.zeros((1, 128, 3), np.int32)), "words of a row = 4"),
         ((None, np.zeros((1, 128, 4), np.int32)), "only together with block_mask"),
-        (np.zeros((1, 1, 3, 3), bool), "fa3.masks makes one of boolean maps"),
+        (np.zeros((1, 1, 3, 3), bool), "fa3.masks.from_dense makes one of booleans"),
     ],
 )
 def test_wrong_masks_are_refused_in_a_sentence(mask, words):
