@@ -57,6 +57,9 @@ inline uint32_t halves_below(uint32_t draws, uint32_t limits) {
 inline void load_global_if(bool, const void*, uint32_t (&value)[4]) {
   for (uint32_t& word : value) word = 0;  // tensors have no memory here
 }
+inline void load_global_numbers(int, const uint16_t*, uint32_t (&value)[4]) {
+  for (uint32_t& word : value) word = 0;
+}
 inline void load_global_if(bool condition, const float* pointer, float4& value) {
   value = condition ? float4{pointer[0], pointer[1], pointer[2], pointer[3]} : float4{};
 }
