@@ -454,6 +454,16 @@ typedef struct fa3_forward_params {
   /** 0 or 1: v lies transposed, as FA3_TRANSPOSED_KEYS says; q, k and v are FA3_FLOAT8_E4M3. */
   int32_t v_transposed;
   int32_t reserved_2; /**< unused */
+  /** Optional: logits of an output gate, `o = sigmoid(gate) * attention`. (b, sq, hq, dv), or (b,
+   * sq, hq, 1) for one number a row; packed (total_q, hq, dv | 1). float32, float16 or bfloat16.
+   * The LSE does not change, and a sink acts before the gate. Computed in float32, rounded once.
+   * Not with o_partial: gate the merged result. */
+  fa3_tensor gate;
+  /** Written, optional: float32 (b, hq), b sequences also where q is packed. The largest
+   * `scale * q.k` over the pairs that lengths and masks leave: before softcap and dropout, without
+   * the sink. -inf where there is no pair, NaN if one of them is NaN. It has no gradient. Beside
+   * o_partial it is that of this call's keys: take the larger one. Not with a score function. */
+  fa3_tensor max_logit;
 } fa3_forward_params;
 
 /** The gradient of `sum(d_o * o) + sum(d_lse * lse)`: inputs and outputs of fa3_backward().
@@ -482,6 +492,11 @@ typedef struct fa3_backward_params {
   /** 0 or 1: dq, which is float32 then, is added to what it holds, as a ring's steps do. */
   int32_t accumulate_dq;
   int32_t accumulate_dkv; /**< 0 or 1: the same for dk and dv */
+  /** Optional, as in fa3_forward_params; o is the gated output, and d_o its gradient. */
+  fa3_tensor gate;
+  /** Written, optional: gradient of the gate's logits, with its shape and dtype. The same bits in
+   * every call. */
+  fa3_tensor d_gate;
 } fa3_backward_params;
 
 /** Merges attention over disjoint key sets into attention over their union: fa3_merge().

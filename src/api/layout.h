@@ -25,8 +25,8 @@ struct Layout {
 };
 
 // Oldest first; the first row is that of the functions named fa3_*_params_init.
-inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {2472, 784}};
-inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {2048, 784}};
+inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {2680, 784}};
+inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {2256, 784}};
 inline constexpr Layout kMergeLayouts[] = {{432, 0}};
 inline constexpr Layout kAppendLayouts[] = {{1688, 0}};
 inline constexpr Layout kQuantizeLayouts[] = {{880, 0}};

@@ -76,6 +76,26 @@ struct PartialResult {
   RowScalars lse;
 };
 
+// Logits of an output gate: O = sigmoid(logit) * attention. The LSE does not change.
+struct OutputGate {
+  bool on = false;       // also known to questions, which bring no data
+  bool per_row = false;  // one logit for all columns of a row, else one for each
+  Operand logits;        // float32, float16 or bfloat16
+};
+
+// The largest scale * q.k of a sequence and query head over the pairs that lengths and masks leave:
+// before softcap, without the sink. -inf where there are none; NaN if one of them is NaN.
+struct MaxLogit {
+  bool on = false;  // also known to questions, which bring no data
+  float* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+
+  float* at(int64_t batch, int64_t head) const {
+    return data + (batch * batch_stride + head * head_stride);
+  }
+};
+
 struct Problem {
   int64_t batch = 0;
   int64_t heads_q = 0;
@@ -110,6 +130,8 @@ struct Problem {
   int sm_margin = 0;    // SMs to leave free
   fa3_engine_id engine = FA3_ENGINE_AUTO;
   PartialResult partial;  // forward
+  OutputGate gate;        // never beside a partial result
+  MaxLogit max_logit;     // forward; never beside a score function
 
   // Whether the mask shows a pair that lies in the rule's range.
   bool shows(int64_t b, int64_t head, int64_t q_row, int64_t key) const {
@@ -126,11 +148,13 @@ struct Problem {
 
 // Backward: the forward's problem (its o and lse are inputs now) and the gradients.
 struct BackwardProblem : Problem {
-  Operand d_o, dq, dk, dv;
-  bool has_dsink = false;  // also known to questions, which bring no data
-  float* dsink = nullptr;  // (heads_q), goes with sink
-  bool has_d_lse = false;  // also known to questions, which bring no data
-  RowScalars d_lse;        // the LSE's own gradient; data may be null: zero
+  Operand d_o, dq, dk, dv;  // with a gate, o and d_o are of the gated output
+  bool has_d_gate = false;  // also known to questions, which bring no data
+  Operand d_gate;           // the gate's shape and type
+  bool has_dsink = false;   // also known to questions, which bring no data
+  float* dsink = nullptr;   // (heads_q), goes with sink
+  bool has_d_lse = false;   // also known to questions, which bring no data
+  RowScalars d_lse;         // the LSE's own gradient; data may be null: zero
   bool deterministic = false;
   bool accumulate_dq = false, accumulate_dkv = false;  // to what these hold, in float32
 

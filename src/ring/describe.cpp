@@ -134,7 +134,8 @@ Status describe(const fa3_forward_params& p, const fa3_ring& ring, const Communi
   Problem problem;
   FA3_TRY(api::describe(p, purpose_of(is_call), &problem));
   for (const Named& of : {Named{"page_table", p.page_table}, Named{"batch_index", p.batch_index},
-                          Named{"left_padding", p.left_padding}, Named{"o_partial", p.o_partial}}) {
+                          Named{"left_padding", p.left_padding}, Named{"o_partial", p.o_partial},
+                          Named{"gate", p.gate}, Named{"max_logit", p.max_logit}}) {
     if (present(of.tensor)) return unsupported(of.name, ": expected none in a ring");
   }
   return describe_common(p, ring, comm, whole);
@@ -154,6 +155,7 @@ Status describe(const fa3_backward_params& p, const fa3_ring& ring, const Commun
   for (const Named& of : {Named{"dk", p.dk}, Named{"dv", p.dv}}) {
     FA3_TRY(check_rows_are_neighbours(of));
   }
+  if (present(p.gate)) return unsupported("gate: expected none in a ring");
   if (p.accumulate_dq != 0 || p.accumulate_dkv != 0) {
     return unsupported("accumulate_dq, accumulate_dkv: expected 0 in a ring, which adds itself");
   }

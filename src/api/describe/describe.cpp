@@ -86,6 +86,22 @@ Status check_rows(Named rows, const Named& cu_seqlens, Purpose purpose) {
   return check_operand(rows, packed, purpose);
 }
 
+Status describe_gate(Named gate, const fa3_tensor& q, bool packed, Purpose purpose,
+                     Problem* problem) {
+  if (!present(gate.tensor)) return {};
+  FA3_TRY(check_operand(gate, packed, purpose));
+  FA3_TRY(check_dtype(gate, {DType::float32, DType::float16, DType::bfloat16}));
+  const int64_t columns = gate.tensor.shape[gate.tensor.rank - 1];
+  if (columns != 1 && columns != problem->head_dim_v) {
+    return invalid(gate.name, ": expected a last dimension of ", problem->head_dim_v,
+                   ", the head dim of v, or of 1, one number a row, got ", columns);
+  }
+  FA3_TRY(check_like(gate, q, columns, packed, purpose));
+  FA3_TRY(check_same_device(gate, {"q", q}));
+  problem->gate = {.on = true, .per_row = columns == 1, .logits = operand(gate.tensor)};
+  return {};
+}
+
 // Everything that forward and backward share: the inputs, the options, o, lse and sink.
 template <class Params>
 Status describe_common(const Params& params, const CacheArguments& cache, Purpose purpose,
@@ -176,6 +192,7 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
     problem->has_sink = true;
     problem->sink = static_cast<const float*>(params.sink.data);
   }
+  FA3_TRY(describe_gate({"gate", params.gate}, qt, packed_q, purpose, problem));
   problem->q = operand(params.q);
   problem->k = operand(params.k);
   problem->v = operand(params.v);
@@ -206,6 +223,10 @@ Status describe_partial(const fa3_forward_params& p, Purpose purpose, Problem* p
   FA3_TRY(check_dtype(o_partial, {DType::float32}));
   FA3_TRY(check_same_device(o_partial, {"q", p.q}));
   FA3_TRY(check_row_scalars(lse_partial, p.q, packed, purpose));
+  if (problem->gate.on) {
+    return unsupported("gate: expected none beside o_partial, whose rows a gate would multiply ",
+                       "again; gate the merged result");
+  }
   problem->partial = {.on = true, .o = operand(p.o_partial), .lse = row_scalars(p.lse_partial)};
   if (purpose == Purpose::query) return {};
   const Named o{"o", p.o}, lse{"lse", p.lse};
@@ -213,6 +234,21 @@ Status describe_partial(const fa3_forward_params& p, Purpose purpose, Problem* p
   FA3_TRY(check_no_overlap(o, lse_partial));
   if (!is_same_view(p.lse, p.lse_partial)) FA3_TRY(check_no_overlap(lse, lse_partial));
   return check_no_overlap(lse, o_partial);
+}
+
+Status describe_max_logit(Named max_logit, const fa3_tensor& q, Purpose purpose, Problem* problem) {
+  const fa3_tensor& t = max_logit.tensor;
+  if (!present(t)) return {};
+  FA3_TRY(check_head_matrix(max_logit, problem->batch, q, purpose));
+  if (problem->score != nullptr) {
+    return unsupported(max_logit.name, ": expected none with a score function, whose kernels may ",
+                       "begin with what it adds to scale * q.k");
+  }
+  problem->max_logit = {.on = true,
+                        .data = static_cast<float*>(t.data),
+                        .batch_stride = stride_of(t, 0),
+                        .head_stride = stride_of(t, 1)};
+  return {};
 }
 
 // What trains nothing has no dropout.
@@ -264,10 +300,11 @@ auto inputs_of(const fa3_forward_params& p) {
                                {"k_descale", p.k_descale},
                                {"v_descale", p.v_descale},
                                {"k_mean", p.k_mean},
-                               {"v_mean", p.v_mean}});
+                               {"v_mean", p.v_mean},
+                               {"gate", p.gate}});
 }
 auto outputs_of(const fa3_forward_params& p) {
-  return std::to_array<Named>({{"o", p.o}, {"lse", p.lse}});
+  return std::to_array<Named>({{"o", p.o}, {"lse", p.lse}, {"max_logit", p.max_logit}});
 }
 
 auto inputs_of(const fa3_backward_params& p) {
@@ -284,10 +321,12 @@ auto inputs_of(const fa3_backward_params& p) {
                                {"o", p.o},
                                {"lse", p.lse},
                                {"d_o", p.d_o},
-                               {"d_lse", p.d_lse}});
+                               {"d_lse", p.d_lse},
+                               {"gate", p.gate}});
 }
 auto outputs_of(const fa3_backward_params& p) {
-  return std::to_array<Named>({{"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}, {"dsink", p.dsink}});
+  return std::to_array<Named>(
+      {{"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}, {"dsink", p.dsink}, {"d_gate", p.d_gate}});
 }
 
 // What the numbers of q, k and v stand for.
@@ -338,6 +377,7 @@ Status describe(const fa3_forward_params& params, Purpose purpose, Problem* prob
   }
   problem->num_splits = params.num_splits;
   FA3_TRY(describe_partial(params, purpose, problem));
+  FA3_TRY(describe_max_logit({"max_logit", params.max_logit}, params.q, purpose, problem));
   if (purpose == Purpose::query) return {};
   return check_outputs(outputs_of(params), inputs_of(params));
 }
@@ -366,6 +406,19 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
   if (present(params.dsink)) {
     FA3_TRY(check_head_vector({"dsink", params.dsink}, params.q, purpose));
     problem->has_dsink = true;
+  }
+  if (present(params.d_gate)) {
+    const Named d_gate{"d_gate", params.d_gate}, gate{"gate", params.gate};
+    if (!problem->gate.on) {
+      return invalid("d_gate: expected it only together with gate, got d_gate alone");
+    }
+    FA3_TRY(check_operand(d_gate, packed_q, purpose));
+    FA3_TRY(check_same_dtype(d_gate, gate));
+    const int64_t columns = params.gate.shape[params.gate.rank - 1];
+    FA3_TRY(check_like(d_gate, params.q, columns, packed_q, purpose));
+    FA3_TRY(check_same_device(d_gate, q));
+    problem->has_d_gate = true;
+    problem->d_gate = operand(params.d_gate);
   }
   FA3_TRY(check_accumulate("accumulate_dq", params.accumulate_dq, dq));
   for (const Named& of_keys : {dk, dv}) {

@@ -111,6 +111,15 @@ Status check_head_vector(Named named, const fa3_tensor& q, Purpose purpose) {
   return purpose == Purpose::call ? check_data(named) : Status{};
 }
 
+Status check_head_matrix(Named named, int64_t batch, const fa3_tensor& q, Purpose purpose) {
+  FA3_TRY(check_form(named, 2, "(batch, query heads)"));
+  FA3_TRY(check_dtype(named, {DType::float32}));
+  FA3_TRY(check_extent(named, 0, batch, "batch"));
+  FA3_TRY(check_extent(named, 1, q.shape[q.rank - 2], "query heads"));
+  FA3_TRY(check_same_device(named, {"q", q}));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
 Status check_output_dtype(Named o, Named q) {
   if (o.tensor.dtype == FA3_FLOAT32) return {};
   if (q.tensor.dtype != FA3_FLOAT8_E4M3) return check_same_dtype(o, q);

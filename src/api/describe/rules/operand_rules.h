@@ -35,6 +35,8 @@ Status check_head_dim(const char* name, int64_t dim, int64_t most = kMaxHeadDim)
 // One number a row, the LSE or its gradient: (batch, heads, seq), or (heads, total) when packed.
 Status check_row_scalars(Named named, const fa3_tensor& q, bool packed, Purpose purpose);
 Status check_head_vector(Named named, const fa3_tensor& q, Purpose purpose);
+// One number for each sequence and query head.
+Status check_head_matrix(Named named, int64_t batch, const fa3_tensor& q, Purpose purpose);
 Status check_output_dtype(Named o, Named q);
 Status check_flag(const char* name, int32_t flag);
 

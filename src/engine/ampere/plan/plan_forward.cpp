@@ -41,6 +41,8 @@ Status check_forward(const Problem& p) {
   if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
+  if (p.gate.on) return unsupported("no kernel for an output gate");
+  if (p.max_logit.on) return unsupported("no kernel for max_logit");
   FA3_TRY(cuda::check_cache_scales(p));
   if (select_kernel(p, 0) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");

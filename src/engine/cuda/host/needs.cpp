@@ -15,6 +15,10 @@ const char* words_of(Need need) {
       return "a score function";
     case Need::kDropout:
       return "dropout";
+    case Need::kGate:
+      return "an output gate";
+    case Need::kMaxLogit:
+      return "max_logit";
     case Need::kPartial:
       return "a partial result";
     case Need::kSoftcap:

@@ -16,6 +16,8 @@ enum class Need : unsigned char {
   kBlockMask,
   kScoreFunction,
   kDropout,
+  kGate,
+  kMaxLogit,
   kPartial,  // goes on from a result over other keys
   kSoftcap,
   kSink,

@@ -81,6 +81,8 @@ Needs needs_of(const Problem& p, const ForwardCall& call) {
   needs.set(kQuantizedKeys, !is_e4m3 && p.has_float8());
   needs.set(kBlockMask, p.block_mask.on);
   needs.set(kDropout, p.dropout.on());
+  needs.set(kGate, p.gate.on);
+  needs.set(kMaxLogit, p.max_logit.on);
   needs.set(kPartial, p.partial.on);
   needs.set(kSoftcap, p.softcap != 0.0f);
   needs.set(kSink, p.has_sink);
