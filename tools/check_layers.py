@@ -33,8 +33,9 @@ CPU_ROOMS = {
     "rows.h": "kernels/",
     "simd/": "kernels/ machine/",
     "caches/": "rows.h machine/",
-    "oracle/": "caches/ rows.h machine/",
-    "tiled/": "kernels/ rows.h machine/",
+    "gate/": "rows.h machine/",
+    "oracle/": "gate/ caches/ rows.h machine/",
+    "tiled/": "gate/ kernels/ rows.h machine/",
     "latent/": "tiled/ caches/ rows.h machine/",
     "": "latent/ tiled/ oracle/ caches/ kernels/ machine/",
 }

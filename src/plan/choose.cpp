@@ -23,9 +23,6 @@ const char* memory_name(fa3_device_type type) {
 Status plan_with(const Engine& engine, const Problem& problem, Plan* plan) {
   if (problem.score != nullptr && !engine.has_score_functions)
     return unsupported("has no score functions");
-  if (engine.memory == FA3_CPU && (problem.gate.on || problem.max_logit.on)) {
-    return unsupported("has neither an output gate nor max_logit");
-  }
   const bool merges_apart =
       problem.partial.on && (engine.continues == nullptr || !engine.continues(problem));
   return merges_apart ? plan_apart(engine, problem, plan) : engine.plan_forward(problem, plan);
@@ -34,7 +31,6 @@ Status plan_with(const Engine& engine, const Problem& problem, Plan* plan) {
 Status plan_with(const Engine& engine, const BackwardProblem& problem, Plan* plan) {
   if (problem.score != nullptr && !engine.has_score_functions)
     return unsupported("has no score functions");
-  if (engine.memory == FA3_CPU && problem.gate.on) return unsupported("has no output gate");
   return engine.plan_backward(problem, plan);
 }
 

@@ -7,6 +7,7 @@
 #include <fa3/status.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -76,6 +77,24 @@ inline void keep_unused_rows(const Problem& p) {
       if (p.lse.data != nullptr) *p.lse.at(b, h, row) = lse;
     }
   });
+}
+
+// The largest so far becomes `logit` where that is larger, or NaN, which stays. Zeros are positive,
+// so that no order of calls decides their sign. Threads may call it at once.
+inline void raise_max_logit(float* largest, float logit) {
+  std::atomic_ref<float> at(*largest);
+  float seen = at.load(std::memory_order_relaxed);
+  while (seen == seen && !(logit <= seen)) {
+    if (at.compare_exchange_weak(seen, logit + 0.0f, std::memory_order_relaxed)) return;
+  }
+}
+
+// What it is where no pair is seen.
+inline void clear_max_logit(const Problem& p) {
+  if (!p.max_logit.on) return;
+  for (int64_t i = 0; i < p.batch * p.heads_q; ++i) {
+    *p.max_logit.at(i / p.heads_q, i % p.heads_q) = -std::numeric_limits<float>::infinity();
+  }
 }
 
 inline void zero_tensor(const Operand& operand, int64_t batch, int64_t rows, int64_t heads,

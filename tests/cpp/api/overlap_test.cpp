@@ -22,6 +22,16 @@ class ForwardOverlap : public testing::TestWithParam<Forward> {};
 const std::vector<Forward>& forward_overlaps() {
   using P = fa3_forward_params;
   static const std::vector<Forward> bad = {
+      {"max_logit_is_lse",
+       [](P* p) {
+         p->max_logit = p->lse;
+         p->max_logit.rank = 2;
+         p->max_logit.stride[0] = 4;
+         p->max_logit.stride[1] = 1;
+       },
+       "max_logit:",
+       {"overlaps lse"}},
+      {"o_is_gate", [](P* p) { p->gate = p->o; }, "o:", {"overlaps gate"}},
       {"o_is_q", [](P* p) { p->o.data = p->q.data; }, "o:", {"overlaps q"}},
       {"o_is_k", [](P* p) { p->o.data = p->k.data; }, "o:", {"overlaps"}},
       {"o_is_v", [](P* p) { p->o.data = p->v.data; }, "o:", {"overlaps"}},

@@ -69,6 +69,7 @@ struct BlockBuffers {
   float* p = nullptr;              // (rows of a group, block_k), in the multiplier's format
   float* sum_lanes = nullptr;      // (rows, kMaxLanes): row sums, one per vector lane
   float* divisor_lanes = nullptr;  // likewise, of rounded weights; unused where none are rounded
+  float* largest = nullptr;        // (rows): the largest q.k that a row sees; null: not wanted
 };
 
 // The pages of a sequence's keys and values. Keys count from `first_row` of the first page.
@@ -129,6 +130,14 @@ struct BlockJob {
   PartialRows result;
 };
 
+// Logits of an output gate, placed and with strides as O.
+struct GateRows {
+  const void* logits = nullptr;  // null: no gate
+  int dtype = 0;                 // float32, float16 or bfloat16, as kernels.h counts them
+  bool per_row = false;          // one for all columns
+  int64_t row_stride = 0, head_stride = 0;
+};
+
 // Partial results of the same rows over disjoint keys, to be merged, normalised and written.
 struct WriteJob {
   PartialRows parts;        // the first part
@@ -146,6 +155,7 @@ struct WriteJob {
   int64_t lse_row_stride = 0, lse_head_stride = 0;
   const float* sink = nullptr;  // of the group's first head; null: none
   float scale = 1.0f;           // of O: dropout's
+  GateRows gate;
 
   // A final result over other keys, which may be o and lse; null: none. Placed and with strides as
   // these.

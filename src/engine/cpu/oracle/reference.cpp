@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "engine/cpu/gate/gate.h"
 #include "engine/cpu/machine/parallel.h"
 #include "engine/cpu/oracle/dropout_factors.h"
 #include "engine/cpu/rows.h"
@@ -63,6 +64,7 @@ struct RowSoftmax {
   double* k = nullptr;          // (head_dim), of one key
   double* p = nullptr;          // (seqlen_k), valid within keys
   double* cap_slope = nullptr;  // d softcap(s) / d s, or null
+  double largest = -kInfinity;  // scale * q.k of a seen key, or NaN
 };
 
 // P = softmax(mask(softcap(scale * q K^T))), with the sink as one more logit.
@@ -80,6 +82,7 @@ void softmax_row(const Problem& problem, int64_t b, int64_t head, int64_t q_row,
     read_row(problem.k, problem.k_quantization, problem.key_places, b, k_rows, key,
              head / problem.group(), problem.head_dim, row->k);
     double score = double{problem.scale} * dot(row->q, row->k, problem.head_dim);
+    if (score > row->largest || std::isnan(score)) row->largest = score;
     if (problem.softcap > 0) {
       const double t = std::tanh(score / double{problem.softcap});
       score = double{problem.softcap} * t;
@@ -131,7 +134,14 @@ void forward_sequence(const Problem& problem, int64_t b, int64_t head, ForwardSc
       const double weight = row.p[key] * scratch.kept[key];
       for (int64_t c = 0; c < problem.head_dim_v; ++c) scratch.o[c] += weight * scratch.v[c];
     }
-    store_row(scratch.o, problem.head_dim_v, problem.o.at<Out>(b, q_rows.begin + q_row, head));
+    const int64_t o_row = q_rows.begin + q_row;
+    for (int64_t c = 0; c < problem.head_dim_v; ++c) {
+      scratch.o[c] *= gate_factor(problem.gate, b, o_row, head, c);
+    }
+    store_row(scratch.o, problem.head_dim_v, problem.o.at<Out>(b, o_row, head));
+    if (problem.max_logit.on) {
+      raise_max_logit(problem.max_logit.at(b, head), static_cast<float>(row.largest));
+    }
     if (problem.lse.data != nullptr) {
       *problem.lse.at(b, head, q_rows.begin + q_row) = static_cast<float>(row.lse);
     }
@@ -145,6 +155,8 @@ struct BackwardScratch {
   double* kept;  // dropout's factors of p
   double* dp;
   double* cap_slope;
+  double* d_o;  // behind the gate
+  double* o;    // of attention, before the gate
   double* dq;
   double* dk;  // (seqlen_k, head_dim)
   double* dv;  // (seqlen_k, head_dim_v)
@@ -158,6 +170,8 @@ BackwardScratch carve_backward(const BackwardProblem& problem, WorkspaceAllocato
           allocator.take<double>(keys),
           allocator.take<double>(keys),
           allocator.take<double>(keys),
+          allocator.take<double>(problem.head_dim_v),
+          allocator.take<double>(problem.head_dim_v),
           allocator.take<double>(problem.head_dim),
           allocator.take<double>(keys, problem.head_dim),
           allocator.take<double>(keys, problem.head_dim_v)};
@@ -176,7 +190,12 @@ double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int
   RowSoftmax row{.q = scratch.q, .k = scratch.k, .p = scratch.p, .cap_slope = scratch.cap_slope};
   softmax_row(problem, b, head, q_row, q_rows, k_rows, &row);
   const T* q = problem.q.at<T>(b, q_at, head);
-  const Out* d_o = problem.d_o.at<Out>(b, q_at, head);
+  const Out* given = problem.d_o.at<Out>(b, q_at, head);
+  double* const d_o = scratch.d_o;
+  for (int64_t c = 0; c < problem.head_dim_v; ++c) {
+    d_o[c] = gate_factor(problem.gate, b, q_at, head, c) * double{to_float(given[c])};
+  }
+  std::fill_n(scratch.o, problem.head_dim_v, 0.0);
 
   dropout_factors(problem, b, head, q_row, row.keys, scratch.kept);
   double d = 0;
@@ -186,14 +205,19 @@ double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int
     const T* v = problem.v.at<T>(b, k_rows.begin + key, kv_head);
     double dp = 0;
     for (int64_t c = 0; c < problem.head_dim_v; ++c) {
-      dp += double{to_float(d_o[c])} * double{to_float(v[c])};
-      scratch.dv[key * problem.head_dim_v + c] += weight * double{to_float(d_o[c])};
+      dp += d_o[c] * double{to_float(v[c])};
+      scratch.dv[key * problem.head_dim_v + c] += weight * d_o[c];
+      scratch.o[c] += weight * double{to_float(v[c])};
     }
     scratch.dp[key] = scratch.kept[key] * dp;
     d += row.p[key] * scratch.dp[key];
   }
   if (problem.d_lse.data != nullptr && row.lse != -kInfinity) {
     d -= double{*problem.d_lse.at(b, head, q_at)};
+  }
+  GateGradient d_gate(problem, b, q_at, head);
+  for (int64_t c = 0; c < problem.head_dim_v; ++c) {
+    d_gate.add(c, d_o[c] * scratch.o[c] * (1 - gate_factor(problem.gate, b, q_at, head, c)));
   }
   std::fill_n(scratch.dq, problem.head_dim, 0.0);
   for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
@@ -275,6 +299,7 @@ Status plan_reference_forward(const Problem& problem, Plan* plan) {
 }
 
 Status run_reference_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
+  clear_max_logit(problem);
   WorkspaceAllocator allocator(workspace);
   const ThreadMemory memory = carve_threads(problem, plan.num_threads, allocator);
   visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
@@ -313,6 +338,7 @@ Status run_reference_backward(const BackwardProblem& problem, const Plan& plan, 
       });
     });
   });
+  zero_unused_d_gate(problem);
   zero_unused_rows(problem.dq, problem.lengths_q, problem.batch, problem.heads_q, problem.head_dim);
   zero_unused_rows(problem.dk, problem.lengths_k, problem.batch, problem.heads_k, problem.head_dim);
   zero_unused_rows(problem.dv, problem.lengths_k, problem.batch, problem.heads_k,

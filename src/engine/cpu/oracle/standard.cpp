@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "core/error.h"
+#include "engine/cpu/gate/gate.h"
 #include "engine/cpu/machine/parallel.h"
 #include "engine/cpu/oracle/dropout_factors.h"
 #include "engine/cpu/rows.h"
@@ -98,15 +100,18 @@ template <class T>
 struct Memory {
   T* p = nullptr;   // S, overwritten by P
   T* ds = nullptr;  // dP, overwritten by dS; backward only
+  Operand d_o;      // behind the gate; backward only
   ThreadMemory threads;
 };
 
-template <class T>
-Memory<T> carve_memory(const Problem& problem, bool backward, int num_threads,
-                       WorkspaceAllocator& allocator) {
+template <class T, class P>
+Memory<T> carve_memory(const P& problem, int num_threads, WorkspaceAllocator& allocator) {
   Memory<T> memory;
   memory.p = allocator.take<T>(matrix_elements(problem));
-  if (backward) memory.ds = allocator.take<T>(matrix_elements(problem));
+  if constexpr (std::is_same_v<P, BackwardProblem>) {
+    memory.ds = allocator.take<T>(matrix_elements(problem));
+    memory.d_o = carve_gated(problem, allocator);
+  }
   memory.threads = take_thread_memory(
       allocator, num_threads, [&](WorkspaceAllocator& one) { carve_buffers(problem, one); });
   return memory;
@@ -136,6 +141,15 @@ float capped(float score, float softcap) {
   return softcap > 0 ? softcap * std::tanh(score / softcap) : score;
 }
 
+void raise_max_logit_of_row(const HeadTask& task, int64_t q_row, const float* scores) {
+  const Problem& problem = task.problem;
+  const KeyRange visible = problem.mask.keys_of(q_row, task.queries(), task.keys());
+  for (int64_t key = visible.begin; key < visible.end; ++key) {
+    if (!problem.shows(task.b, task.head, q_row, key)) continue;
+    raise_max_logit(problem.max_logit.at(task.b, task.head), scores[key]);
+  }
+}
+
 // S = softcap(scale * Q K^T), every score, hidden ones too.
 template <class T>
 void store_scores(const HeadTask& task, const Buffers& buffers, T* s) {
@@ -145,8 +159,10 @@ void store_scores(const HeadTask& task, const Buffers& buffers, T* s) {
              buffers.q);
     std::fill_n(buffers.row, task.keys(), 0.0f);
     add_weighted_rows(buffers.q, buffers.kt, problem.head_dim, task.keys(), buffers.row);
+    for (int64_t key = 0; key < task.keys(); ++key) buffers.row[key] *= problem.scale;
+    if (problem.max_logit.on) raise_max_logit_of_row(task, q_row, buffers.row);
     for (int64_t key = 0; key < task.keys(); ++key) {
-      buffers.row[key] = capped(problem.scale * buffers.row[key], problem.softcap);
+      buffers.row[key] = capped(buffers.row[key], problem.softcap);
     }
     store_row(buffers.row, task.keys(), s + q_row * task.keys());
   }
@@ -200,20 +216,24 @@ void forward_head(const HeadTask& task, T* matrices, const Buffers& buffers) {
     std::fill_n(buffers.gradient, problem.head_dim_v, 0.0f);
     // Whole rows, as a matrix product does: hidden keys count with weight 0.
     add_weighted_rows(buffers.row, buffers.v, task.keys(), problem.head_dim_v, buffers.gradient);
-    store_row(buffers.gradient, problem.head_dim_v,
-              problem.o.at<Out>(task.b, task.q_rows.begin + q_row, task.head));
+    const int64_t row = task.q_rows.begin + q_row;
+    for (int64_t c = 0; c < problem.head_dim_v; ++c) {
+      buffers.gradient[c] *=
+          static_cast<float>(gate_factor(problem.gate, task.b, row, task.head, c));
+    }
+    store_row(buffers.gradient, problem.head_dim_v, problem.o.at<Out>(task.b, row, task.head));
   }
 }
 
 // dS = P (dP - rowsum(P dP) + dLSE) softcap'(S), with dP = F dO V^T, into `ds`; F: dropout's
 // factors.
 template <class T, class Out>
-void store_score_gradients(const HeadTask& task, const BackwardProblem& problem,
+void store_score_gradients(const HeadTask& task, const BackwardProblem& problem, const Operand& d_o,
                            const Buffers& buffers, const T* p, T* ds, float* dsink) {
   const int64_t keys = task.keys();
   for (int64_t q_row = 0; q_row < task.queries(); ++q_row) {
     const int64_t q_at = task.q_rows.begin + q_row;
-    load_row(problem.d_o.at<Out>(task.b, q_at, task.head), problem.head_dim_v, buffers.d_o);
+    load_row(d_o.at<Out>(task.b, q_at, task.head), problem.head_dim_v, buffers.d_o);
     std::fill_n(buffers.row, keys, 0.0f);
     add_weighted_rows(buffers.d_o, buffers.vt, problem.head_dim_v, keys, buffers.row);
     load_factors(task, q_row, buffers);
@@ -251,13 +271,13 @@ void store_score_gradients(const HeadTask& task, const BackwardProblem& problem,
 
 // dQ = scale dS K,  dK += scale dS^T Q,  dV += (F P)^T dO.
 template <class T, class Out>
-void multiply_out(const HeadTask& task, const BackwardProblem& problem, const Buffers& buffers,
-                  const T* p, const T* ds) {
+void multiply_out(const HeadTask& task, const BackwardProblem& problem, const Operand& d_o,
+                  const Buffers& buffers, const T* p, const T* ds) {
   const int64_t keys = task.keys();
   for (int64_t q_row = 0; q_row < task.queries(); ++q_row) {
     const int64_t q_at = task.q_rows.begin + q_row;
     load_row(problem.q.at<T>(task.b, q_at, task.head), problem.head_dim, buffers.q);
-    load_row(problem.d_o.at<Out>(task.b, q_at, task.head), problem.head_dim_v, buffers.d_o);
+    load_row(d_o.at<Out>(task.b, q_at, task.head), problem.head_dim_v, buffers.d_o);
     load_factors(task, q_row, buffers);
     std::fill_n(buffers.gradient, problem.head_dim, 0.0f);
     for (int64_t key = 0; key < keys; ++key) {
@@ -296,8 +316,8 @@ void backward_kv_head(const BackwardProblem& problem, int64_t kv_head, const Mem
       store_scores(task, buffers, p);
       softmax_rows(task, false, buffers.row, p);
       float dsink = 0;
-      store_score_gradients<T, Out>(task, problem, buffers, p, ds, &dsink);
-      multiply_out<T, Out>(task, problem, buffers, p, ds);
+      store_score_gradients<T, Out>(task, problem, memory.d_o, buffers, p, ds, &dsink);
+      multiply_out<T, Out>(task, problem, memory.d_o, buffers, p, ds);
       if (problem.dsink != nullptr) problem.dsink[head] += dsink;
     }
     for (int64_t key = 0; key < k_rows.used; ++key) {
@@ -309,7 +329,9 @@ void backward_kv_head(const BackwardProblem& problem, int64_t kv_head, const Mem
   }
 }
 
-Status standard_plan(const Problem& problem, bool backward, int64_t num_tasks, Plan* plan) {
+template <class P>
+Status standard_plan(const P& problem, int64_t num_tasks, Plan* plan) {
+  constexpr bool backward = std::is_same_v<P, BackwardProblem>;
   if (problem.has_float8()) {
     return unsupported(name_of(problem.kv_dtype),
                        " is not among its element types (float32, float16, bfloat16)");
@@ -322,8 +344,7 @@ Status standard_plan(const Problem& problem, bool backward, int64_t num_tasks, P
   const int threads = static_cast<int>(
       std::clamp<int64_t>(num_tasks, 1, static_cast<int64_t>(problem.num_threads)));
   WorkspaceAllocator count;
-  visit_dtype(problem.dtype,
-              [&]<class T>(T) { carve_memory<T>(problem, backward, threads, count); });
+  visit_dtype(problem.dtype, [&]<class T>(T) { carve_memory<T>(problem, threads, count); });
   *plan = {.engine = "standard",
            .kernel = "S and P stored",
            .num_tasks = num_tasks,
@@ -339,13 +360,14 @@ Status standard_plan(const Problem& problem, bool backward, int64_t num_tasks, P
 
 Status plan_standard_forward(const Problem& problem, Plan* plan) {
   const bool no_rows = problem.lengths_q.total == 0;
-  return standard_plan(problem, false, no_rows ? 0 : problem.batch * problem.heads_q, plan);
+  return standard_plan(problem, no_rows ? 0 : problem.batch * problem.heads_q, plan);
 }
 
 Status run_standard_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
+  clear_max_logit(problem);
   visit_dtype(problem.dtype, [&]<class T>(T) {
     WorkspaceAllocator allocator(workspace);
-    const Memory<T> memory = carve_memory<T>(problem, false, plan.num_threads, allocator);
+    const Memory<T> memory = carve_memory<T>(problem, plan.num_threads, allocator);
     visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
       parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
         WorkspaceAllocator mine = memory.threads[worker];
@@ -365,7 +387,7 @@ Status plan_standard_backward(const BackwardProblem& problem, Plan* plan) {
     return unsupported("gradients of float32 from inputs of ", name_of(problem.dtype));
   }
   if (problem.accumulates()) return unsupported("gradients that are added to others");
-  return standard_plan(problem, true, problem.heads_k, plan);
+  return standard_plan(problem, problem.heads_k, plan);
 }
 
 Status run_standard_backward(const BackwardProblem& problem, const Plan& plan, void* workspace,
@@ -373,7 +395,8 @@ Status run_standard_backward(const BackwardProblem& problem, const Plan& plan, v
   if (problem.lengths_q.total == 0) return zero_gradients(problem);
   visit_dtype(problem.dtype, [&]<class T>(T) {
     WorkspaceAllocator allocator(workspace);
-    const Memory<T> memory = carve_memory<T>(problem, true, plan.num_threads, allocator);
+    const Memory<T> memory = carve_memory<T>(problem, plan.num_threads, allocator);
+    apply_gate(problem, memory.d_o, plan.num_threads);
     visit_dtype(problem.d_o.dtype, [&]<class Out>(Out) {
       parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t kv_head, int worker) {
         WorkspaceAllocator mine = memory.threads[worker];

@@ -16,6 +16,7 @@
 
 #include "core/error.h"
 #include "core/mask/block_range.h"
+#include "engine/cpu/gate/gate.h"
 #include "engine/cpu/kernels/dropout_parts.h"
 #include "engine/cpu/kernels/isa.h"
 #include "engine/cpu/machine/parallel.h"
@@ -109,6 +110,7 @@ struct BackwardWorkspace {
   // LSE's own gradient adds, since dLSE / dS = P.
   float* delta;
   float* dq;             // (parts, heads_q, all rows, dim)
+  Operand d_o;           // behind the gate
   ThreadMemory threads;  // Buffers of each
 };
 
@@ -118,6 +120,7 @@ BackwardWorkspace allocate(const BackwardProblem& problem, int num_threads,
   return {.delta = allocator.take<float>(problem.heads_q, rows),
           .dq = allocator.take<float>(count_parts(problem), problem.heads_q, rows,
                                       padded(problem.head_dim)),
+          .d_o = carve_gated(problem, allocator),
           .threads = take_thread_memory(allocator, num_threads, [&](WorkspaceAllocator& one) {
             carve_buffers(problem, one);
           })};
@@ -229,7 +232,7 @@ void load_queries(const Run& run, const KeyBlock& keys, int64_t head, int64_t be
   run.gradients.load_q[kernel_index(problem.dtype)](
       *tile, rows_of(problem.q, keys.b, row, head, count, problem.head_dim));
   run.gradients.load_d_o[kernel_index(problem.d_o.dtype)](
-      *tile, rows_of(problem.d_o, keys.b, row, head, count, problem.head_dim_v));
+      *tile, rows_of(run.memory.d_o, keys.b, row, head, count, problem.head_dim_v));
   const float* delta = run.delta_at(keys.b, head) + begin;
   for (int64_t i = 0; i < padded_count; ++i) {
     const bool exists = i < count;
@@ -385,6 +388,7 @@ Status run_backward(const BackwardProblem& problem, const Plan& plan, void* work
     WorkspaceAllocator mine = run.memory.threads[worker];
     return carve_buffers(problem, mine);
   };
+  apply_gate(problem, run.memory.d_o, plan.num_threads);
   const int64_t heads_q = problem.heads_q;
   parallel_for(problem.batch * heads_q, plan.num_threads,
                [&](int64_t task, int) { compute_delta(run, task / heads_q, task % heads_q); });

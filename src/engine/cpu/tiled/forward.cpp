@@ -190,6 +190,7 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.buffers.q += index * round_up(job.padded_rows, kMaxLanes) * run.shape.q_stride;
   job.buffers.sum_lanes += row * kMaxLanes;
   job.buffers.divisor_lanes += row * kMaxLanes;
+  if (job.buffers.largest != nullptr) job.buffers.largest += row;
   if (problem.dropout.on())
     job.dropout = describe_dropout(run, task, kv_head, thread.dropout + row);
   if (problem.has_float8()) {
@@ -225,6 +226,13 @@ void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task,
   }
   if (problem.sink != nullptr) job.sink = problem.sink + first_head;
   job.scale = static_cast<float>(problem.dropout.scale());
+  if (const OutputGate& gate = problem.gate; gate.on) {
+    job.gate = {.logits = gate.logits.address(task.sequence, plan.q_rows.begin, first_head),
+                .dtype = kernel_index(gate.logits.dtype),
+                .per_row = gate.per_row,
+                .row_stride = gate.logits.row_stride,
+                .head_stride = gate.logits.head_stride};
+  }
   if (const PartialResult& from = problem.partial; from.on) {
     job.o_partial = from.o.at<float>(task.sequence, plan.q_rows.begin, first_head);
     job.o_partial_row_stride = from.o.row_stride;
@@ -234,6 +242,16 @@ void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task,
     job.lse_partial_head_stride = from.lse.head_stride;
   }
   run.kernels.write_rows[kernel_index(problem.o.dtype)](job);
+}
+
+// Raises those of the heads whose rows the job has; other tasks do so too.
+void raise_max_logits(const Problem& problem, int64_t sequence, int64_t kv_head,
+                      const BlockJob& job) {
+  if (!problem.max_logit.on) return;
+  for (int64_t r = 0; r < job.num_rows; ++r) {
+    const int64_t head = kv_head * problem.group() + (job.first_row + r) % problem.group();
+    raise_max_logit(problem.max_logit.at(sequence, head), problem.scale * job.buffers.largest[r]);
+  }
 }
 
 // Whether this part was the last of the task's head `index` to finish.
@@ -290,6 +308,7 @@ void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int wor
     run.kernels.attend_block[dtype](jobs[0]);
   }
   for (int64_t i = 0; i < task.num_heads; ++i) {
+    raise_max_logits(run.problem, task.sequence, task.kv_head + i, jobs[i]);
     if (plan.num_parts > 1 && !is_last_part(run, plan, task, i)) continue;
     write_rows(run, plan, task, i, partial_rows(parts[i], rows, run.shape.o_columns), part_floats);
   }
@@ -311,6 +330,7 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   if (run.workspace.parts_done != nullptr) {
     std::fill_n(run.workspace.parts_done, problem.batch * problem.heads_k, 0);
   }
+  clear_max_logit(problem);
   if (run.workspace.packed != nullptr) pack_tiles(run, plan.num_threads);
   parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
     const SequenceTasks tasks = schedule.find(task);

@@ -145,6 +145,7 @@ inline ThreadScratch carve_thread(const TileShape& shape, const Problem& problem
   buffers.p = allocator.take<float>(score_rows, shape.block_k);
   buffers.sum_lanes = allocator.take<float>(block_q, kMaxLanes);
   buffers.divisor_lanes = allocator.take<float>(block_q, kMaxLanes);
+  if (problem.max_logit.on) buffers.largest = allocator.take<float>(block_q);
   thread.partial = allocator.take<float>(partial_floats(block_q, shape.o_columns) +
                                          kMaxHeadsTogether * kMaxLanes);
   thread.row_keys = allocator.take<KeyRange>(block_q);

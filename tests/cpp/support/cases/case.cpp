@@ -137,6 +137,9 @@ std::string describe(const Case& c) {
     out << " block_mask=" << c.mask.hidden << "," << c.mask.partial
         << (c.mask.by_sequence ? " by sequence" : "") << (c.mask.by_head ? " by head" : "");
   if (c.softcap > 0) out << " softcap=" << c.softcap;
+  if (c.gate != Gate::none)
+    out << " gate=" << (c.gate == Gate::one ? "one," : "full,") << name_of(c.gate_dtype);
+  if (c.max_logit) out << " max_logit";
   if (c.scale != FA3_SCALE_AUTO) out << " scale=" << c.scale;
   out << (c.sink ? " sink" : "") << (c.d_lse ? " d_lse" : "") << " in=" << name_of(c.in)
       << " out=" << name_of(c.out);

@@ -70,6 +70,9 @@ struct Fp8 {
   bool k_mean = false, v_mean = false;
 };
 
+// How many logits a row of the output gate has.
+enum class Gate { none, one, full };
+
 struct Case {
   int64_t batch = 1;
   Side q, k;
@@ -86,6 +89,9 @@ struct Case {
   float softcap = 0;
   float scale = FA3_SCALE_AUTO;
   bool sink = false;
+  Gate gate = Gate::none;
+  fa3_dtype gate_dtype = FA3_FLOAT32;
+  bool max_logit = false;
   bool d_lse = false;  // the loss also reads the LSE (backward)
   Layout in = Layout::bshd, out = Layout::bshd;
   double gain = 1;  // of q: large logits
@@ -114,6 +120,8 @@ struct Case {
   Shape v_shape() const { return shape_of(k, heads_k, dim_v); }
   Shape o_shape() const { return shape_of(q, heads_q, dim_v); }
   Shape lse_shape() const { return shape_of(q, heads_q, 1); }
+  Shape gate_shape() const { return shape_of(q, heads_q, gate == Gate::one ? 1 : dim_v); }
+  Shape max_logit_shape() const { return {batch, 1, heads_q, 1}; }
   double effective_scale() const;
   int64_t group() const { return heads_q / heads_k; }
 

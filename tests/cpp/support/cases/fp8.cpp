@@ -218,6 +218,7 @@ Inputs dequantized(const Case& c, const Inputs& in) {
                          .descale = in.v_descale,
                          .mean = c.fp8.v_mean ? &in.v_mean : nullptr});
   plain.sink = in.sink;
+  plain.gate = in.gate;
   return plain;
 }
 

@@ -96,6 +96,7 @@ void randomize(const Case& c, Inputs* inputs) {
     inputs->v.randomize(8 * c.seed + 2, 20);
     add_quantization(c, inputs);
   }
+  if (c.gate != Gate::none) inputs->gate.randomize(8 * c.seed + 6, 2);
   if (c.sink) inputs->sink.randomize(8 * c.seed + 4, 2);
   if (c.scores >= Scores::rising && c.scores <= Scores::last_key) add_trend(c, inputs);
   if (c.scores >= Scores::nan_query) spoil_one_element(c, inputs);
@@ -131,6 +132,10 @@ void fill_invisible(const Case& c, float value, Inputs* inputs) {
   fill_unused_rows(c, c.q, value, &inputs->q);
   fill_unused_rows(c, c.q, value, &inputs->d_o);
   if (c.d_lse) fill_unused_rows(c, c.q, value, &inputs->d_lse);
+  if (c.gate != Gate::none) {
+    fill_unused_rows(c, c.q, value, &inputs->gate);
+    inputs->gate.fill_guards(value);
+  }
   fill_unused_rows(c, c.k, value, &inputs->k);
   fill_unused_rows(c, c.k, value, &inputs->v);
   for (Tensor* tensor : {&inputs->q, &inputs->k, &inputs->v, &inputs->d_o}) {
@@ -145,6 +150,7 @@ Inputs make_shapes(const Case& c) {
           .d_o = Tensor(c.o_shape(), c.o_dtype(), c.out),
           .sink = c.sink ? Tensor({1, 1, c.heads_q, 1}, FA3_FLOAT32) : Tensor(),
           .d_lse = c.d_lse ? Tensor(c.lse_shape(), FA3_FLOAT32, c.out) : Tensor(),
+          .gate = c.gate != Gate::none ? Tensor(c.gate_shape(), c.gate_dtype, c.in) : Tensor(),
           .q_descale = make_descale(c.fp8.q, c, c.q, c.scales_of_q(), c.in),
           .k_descale = make_descale(c.fp8.k, c, c.k, c.heads_k, c.out),
           .v_descale = make_descale(c.fp8.v, c, c.k, c.heads_k, c.in),

@@ -16,6 +16,7 @@ struct Inputs {
   Tensor q, k, v, d_o;
   Tensor sink;                                             // empty unless the case has one
   Tensor d_lse;                                            // likewise
+  Tensor gate;                                             // likewise
   Tensor q_descale, k_descale, v_descale, k_mean, v_mean;  // likewise
   MaskData mask;                                           // likewise
   std::vector<int32_t> cu_q, cu_k;                         // empty unless packed

@@ -108,12 +108,15 @@ testing::AssertionResult backward_agrees(const Checked& checked, const Inputs& i
   const BackwardRun base = run_backward(baseline(), of_baseline(c), inputs, base_forward);
   const double scale = std::abs(c.effective_scale());
   const int64_t keys = c.k.longest(), rows = c.q.longest() * c.group();
-  return compare(
-      checked, book,
-      {{"dq", &run.dq, &book.dq, &base.dq, &book.dq_terms, scale * largest(inputs.k), keys},
-       {"dk", &run.dk, &book.dk, &base.dk, &book.dk_terms, scale * largest(inputs.q), rows},
-       {"dv", &run.dv, &book.dv, &base.dv, &book.dv_terms, largest(inputs.d_o), rows},
-       {"dsink", &run.dsink, &book.dsink, &base.dsink, &book.dsink_terms}});
+  std::vector<Compared> gradients = {
+      {"dq", &run.dq, &book.dq, &base.dq, &book.dq_terms, scale * largest(inputs.k), keys},
+      {"dk", &run.dk, &book.dk, &base.dk, &book.dk_terms, scale * largest(inputs.q), rows},
+      {"dv", &run.dv, &book.dv, &base.dv, &book.dv_terms, largest(inputs.d_o), rows},
+      {"dsink", &run.dsink, &book.dsink, &base.dsink, &book.dsink_terms}};
+  if (c.gate != Gate::none) {
+    gradients.push_back({"d_gate", &run.d_gate, &book.d_gate, &base.d_gate, &book.d_gate_terms});
+  }
+  return compare(checked, book, gradients);
 }
 
 testing::AssertionResult forward_agrees(const Checked& checked, const Textbook& book,
@@ -121,6 +124,10 @@ testing::AssertionResult forward_agrees(const Checked& checked, const Textbook& 
   if (!run.problem.empty()) return failed(checked, run.problem);
   const auto lse = lse_agrees(run.lse.values(), book, score_roundoff_of(checked));
   if (!lse) return failed(checked, lse.message());
+  if (checked.c.max_logit) {
+    const auto largest = max_logit_agrees(run.max_logit.values(), book, score_roundoff_of(checked));
+    if (!largest) return failed(checked, largest.message());
+  }
   return compare(checked, book, {{"o", &run.o, &book.o, &base.o, &book.o_terms}});
 }
 

@@ -159,6 +159,21 @@ testing::AssertionResult lse_agrees(const Values& got, const Textbook& want,
   return result;
 }
 
+testing::AssertionResult max_logit_agrees(const Values& got, const Textbook& want,
+                                          double score_roundoff) {
+  const double allowed = allowed_lse_error(want.largest_logit, score_roundoff);
+  for (size_t i = 0; i < want.max_logit.numbers.size(); ++i) {
+    const double is = got.numbers[i], should = want.max_logit.numbers[i];
+    const bool right =
+        std::isnan(should) ? std::isnan(is) : is == should || std::abs(is - should) <= allowed;
+    if (right) continue;
+    return testing::AssertionFailure()
+           << "max_logit of sequence and head " << i << ": got " << is << ", expected " << should
+           << ", allowed difference " << allowed;
+  }
+  return testing::AssertionSuccess();
+}
+
 testing::AssertionResult bits_equal(const char* what, const Tensor& got, const Tensor& want) {
   const std::vector<uint32_t> got_bits = got.element_bits();
   const std::vector<uint32_t> want_bits = want.element_bits();

@@ -34,6 +34,10 @@ testing::AssertionResult agrees(const char* what, const Values& got, const Value
 testing::AssertionResult lse_agrees(const Values& got, const Textbook& want,
                                     double score_roundoff = 0);
 
+// NaN where the truth is NaN, and there alone.
+testing::AssertionResult max_logit_agrees(const Values& got, const Textbook& want,
+                                          double score_roundoff = 0);
+
 // Forward and backward of one case on one engine, held to the textbook.
 struct Checked {
   const EngineUnderTest& engine;

@@ -127,6 +127,7 @@ struct Head {
   int64_t head, kv_head;
   double sink;  // -inf: none
   Matrix q;
+  Matrix gate;                              // sigmoid of its logits, or nothing
   std::vector<double> kept;                 // dropout's factors, row by row
   std::vector<double> p, slope, dp, terms;  // of one row; terms: of dp, squared
 
@@ -141,14 +142,36 @@ struct Head {
         kv_head(kv.head),
         sink(c.sink ? double{in.sink.get(0, 0, h, 0)} : -kInfinity),
         q(gather(in.q, q_at, h)),
+        gate(c.gate == Gate::none ? Matrix(0, 0) : gather(in.gate, q_at, h)),
         kept(dropout_factors(c, b, h, q_at.used, k_at.used)),
         p(static_cast<size_t>(k_at.used)),
         slope(p.size()),
         dp(p.size()),
-        terms(p.size()) {}
+        terms(p.size()) {
+    for (double& number : gate.numbers) number = 1 / (1 + std::exp(-number));
+  }
+
+  double gate_factor(int64_t i, int64_t column) const {
+    return gate.rows == 0 ? 1 : gate.row(i)[gate.cols == 1 ? 0 : column];
+  }
+
+  struct Largest {
+    double score = 0;               // of |softcap(scale * q.k)|
+    double logit = 0;               // of |scale * q.k|
+    double max_logit = -kInfinity;  // signed; NaN if one is
+
+    void join(const Largest& other) {
+      score = std::max(score, other.score);
+      logit = std::max(logit, other.logit);
+      raise(other.max_logit);
+    }
+    void raise(double x) {
+      if (x > max_logit || std::isnan(x)) max_logit = x;
+    }
+  };
 
   // Fills p and slope for a query and returns its LSE.
-  double softmax(int64_t i, double* largest_score) {
+  double softmax(int64_t i, Largest* largest) {
     std::fill(p.begin(), p.end(), 0.0);
     std::vector<double> scaled(q.row(i), q.row(i) + c.dim);
     for (double& number : scaled) number *= c.effective_scale();
@@ -157,13 +180,17 @@ struct Head {
     for (int64_t j = 0; j < k_at.used; ++j) {
       double& score = p[static_cast<size_t>(j)];
       slope[static_cast<size_t>(j)] = 1;
+      if (sees(i, j)) {
+        largest->raise(score);
+        if (std::isfinite(score)) largest->logit = std::max(largest->logit, std::abs(score));
+      }
       if (c.softcap > 0) {
         const double t = std::tanh(score / double{c.softcap});
         score = double{c.softcap} * t;
         slope[static_cast<size_t>(j)] = 1 - t * t;
       }
       if (!sees(i, j)) score = -kInfinity;
-      if (std::isfinite(score)) *largest_score = std::max(*largest_score, std::abs(score));
+      if (std::isfinite(score)) largest->score = std::max(largest->score, std::abs(score));
       max = std::max(max, score);
     }
     if (max == -kInfinity) max = 0;
@@ -181,9 +208,9 @@ struct Head {
 
   const double* kept_of(int64_t i) const { return kept.data() + i * k_at.used; }
 
-  void forward(int64_t first_row, int64_t end_row, Textbook* book, double* largest_score) {
+  void forward(int64_t first_row, int64_t end_row, Textbook* book, Largest* largest) {
     for (int64_t i = first_row; i < end_row; ++i) {
-      *book->lse.row(q_at.batch, q_at.first + i, head) = softmax(i, largest_score);
+      *book->lse.row(q_at.batch, q_at.first + i, head) = softmax(i, largest);
       for (size_t j = 0; j < p.size(); ++j) p[j] *= kept_of(i)[j];
       double* o = book->o.row(q_at.batch, q_at.first + i, head);
       add_product(p.data(), keys.v, Zeros::are_left_out, o);
@@ -192,17 +219,26 @@ struct Head {
         const double weight = p[static_cast<size_t>(j)];
         if (weight != 0) squares += weight * weight * keys.v_norm_squared[static_cast<size_t>(j)];
       }
-      *book->o_terms.row(q_at.batch, q_at.first + i, head) = std::sqrt(squares);
+      double most = 0;
+      for (int64_t col = 0; col < c.dim_v; ++col) {
+        o[col] *= gate_factor(i, col);
+        most = std::max(most, gate_factor(i, col));
+      }
+      *book->o_terms.row(q_at.batch, q_at.first + i, head) = most * std::sqrt(squares);
     }
   }
 
   // dV = (F P)^T dO,  dP = F dO V^T,  F: dropout's factors,  dS = P (dO V^T - dO.O + dLSE) slope,
   // dQ = scale dS K,  dK = scale dS^T Q.
   void backward(const Inputs& in, Textbook* book) {
-    Matrix gradient = gather(in.d_o, q_at, head);
+    const Matrix given = gather(in.d_o, q_at, head);
+    Matrix gradient = given;
+    Largest largest;
     for (int64_t i = 0; i < q_at.used; ++i) {
-      const double lse = softmax(i, &book->largest_score);
+      const double lse = softmax(i, &largest);
+      for (int64_t col = 0; col < c.dim_v; ++col) gradient.row(i)[col] *= gate_factor(i, col);
       const double* g = gradient.row(i);
+      if (gate.rows > 0) backward_gate(i, given.row(i), book);
       std::fill(dp.begin(), dp.end(), 0.0);
       std::fill(terms.begin(), terms.end(), 0.0);
       add_product(g, keys.vt, Zeros::count, dp.data());
@@ -220,7 +256,7 @@ struct Head {
       mean -= d_lse;
       const double* o = book->o.row(q_at.batch, q_at.first + i, head);
       const RowGradient row{g, norm(g, c.dim_v), norm(q.row(i), c.dim), mean,
-                            std::hypot(size_of_terms(g, o, c.dim_v), d_lse)};
+                            std::hypot(size_of_terms(given.row(i), o, c.dim_v), d_lse)};
       for (int64_t j = 0; j < k_at.used; ++j) {
         if (p[static_cast<size_t>(j)] != 0) backward_pair(i, j, row, book);
       }
@@ -228,6 +264,23 @@ struct Head {
       *book->dsink.row(0, 0, head) -= std::exp(sink - lse) * mean;
       *book->dsink_terms.row(0, 0, head) += std::exp(sink - lse) * row.terms;
     }
+  }
+
+  // dg = dO O (1 - sigmoid(g)), in one sum where the row has one logit.
+  void backward_gate(int64_t i, const double* d_o, Textbook* book) const {
+    const int64_t row = q_at.first + i;
+    const double* o = book->o.row(q_at.batch, row, head);
+    double* const d_gate = book->d_gate.row(q_at.batch, row, head);
+    double squares = 0;
+    for (int64_t col = 0; col < c.dim_v; ++col) {
+      const double factor = d_o[col] * (1 - gate_factor(i, col));
+      d_gate[gate.cols == 1 ? 0 : col] += factor * o[col];
+      squares += factor * factor;
+    }
+    // An error of O has the size of its terms, over all columns.
+    *book->d_gate_terms.row(q_at.batch, row, head) =
+        *book->o_terms.row(q_at.batch, row, head) *
+        std::sqrt(squares / static_cast<double>(c.dim_v));
   }
 
   struct RowGradient {
@@ -284,10 +337,14 @@ void forward_in_parts(const Head& head, Textbook* book) {
   std::mutex mutex;
   const auto part = [&](int64_t i) {
     Head mine = head;
-    double largest_score = 0;
-    mine.forward(rows * i / parts, rows * (i + 1) / parts, book, &largest_score);
+    Head::Largest largest;
+    mine.forward(rows * i / parts, rows * (i + 1) / parts, book, &largest);
     const std::scoped_lock lock(mutex);
-    book->largest_score = std::max(book->largest_score, largest_score);
+    double& max_logit = *book->max_logit.row(head.sequence, 0, head.head);
+    largest.join({book->largest_score, book->largest_logit, max_logit});
+    max_logit = largest.max_logit;
+    book->largest_score = largest.score;
+    book->largest_logit = largest.logit;
   };
   std::vector<std::thread> threads;
   for (int64_t i = 1; i < parts; ++i) threads.emplace_back(part, i);
@@ -302,7 +359,10 @@ Textbook textbook_forward(const Case& c, const Inputs& inputs) {
   book.o = Values(c.o_shape());
   book.lse = Values(c.lse_shape());
   book.o_terms = Values(c.lse_shape());
-  std::fill(book.lse.numbers.begin(), book.lse.numbers.end(), -kInfinity);
+  book.max_logit = Values(c.max_logit_shape());
+  for (Values* values : {&book.lse, &book.max_logit}) {
+    std::fill(values->numbers.begin(), values->numbers.end(), -kInfinity);
+  }
   for_each_head(c, inputs, [&](const Head& head) { forward_in_parts(head, &book); });
   return book;
 }
@@ -317,6 +377,10 @@ Textbook textbook_backward(const Case& c, const Inputs& inputs) {
   book.dk_terms = Values(one_column(c.k_shape()));
   book.dv_terms = Values(one_column(c.k_shape()));
   book.dsink_terms = book.dsink;
+  if (c.gate != Gate::none) {
+    book.d_gate = Values(c.gate_shape());
+    book.d_gate_terms = Values(c.lse_shape());
+  }
   for_each_head(c, inputs, [&](Head& head) { head.backward(inputs, &book); });
   return book;
 }

@@ -106,19 +106,35 @@ void place_lengths(const Case& c, const Inputs& inputs, Placement* placement,
   if (options->cu_seqlens_k.device_type == FA3_CUDA) options->max_seqlen_k = longest(c.k.owned);
 }
 
+Tensor make_max_logit(const Case& c) {
+  return c.max_logit ? Tensor(c.max_logit_shape(), FA3_FLOAT32, c.out) : Tensor();
+}
+
+// (batch, heads)
+fa3_tensor max_logit_view(const Tensor& max_logit) {
+  fa3_tensor view = max_logit.dense();
+  view.rank = 2;
+  view.shape[1] = view.shape[2];
+  view.stride[1] = view.stride[2];
+  return view;
+}
+
 struct Outputs {
-  Tensor o, lse;
+  Tensor o, lse, max_logit;
   explicit Outputs(const Case& c)
-      : o(c.o_shape(), c.o_dtype(), c.out), lse(c.lse_shape(), FA3_FLOAT32, c.out) {}
+      : o(c.o_shape(), c.o_dtype(), c.out),
+        lse(c.lse_shape(), FA3_FLOAT32, c.out),
+        max_logit(make_max_logit(c)) {}
 };
 
 struct Gradients {
-  Tensor dq, dk, dv, dsink;
+  Tensor dq, dk, dv, dsink, d_gate;
   explicit Gradients(const Case& c)
       : dq(c.q_shape(), c.dtype, c.out),
         dk(c.k_shape(), c.dtype, c.out),
         dv(c.v_shape(), c.dtype, c.out),
-        dsink({1, 1, c.sink ? c.heads_q : 0, 1}, FA3_FLOAT32) {}
+        dsink({1, 1, c.sink ? c.heads_q : 0, 1}, FA3_FLOAT32),
+        d_gate(c.gate != Gate::none ? Tensor(c.gate_shape(), c.gate_dtype, c.out) : Tensor()) {}
 };
 
 // What both passes take.
@@ -132,6 +148,7 @@ void set_forward_operands(fa3_engine_id engine, const Case& c, const Inputs& inp
   params->o = view_of(c.q, o);
   params->lse = lse_view(c.q, lse);
   if (c.sink) params->sink = inputs.sink.head_vector();
+  if (c.gate != Gate::none) params->gate = view_of(c.q, inputs.gate);
 }
 
 fa3_backward_params backward_params(fa3_engine_id engine, const Case& c, const Inputs& inputs,
@@ -145,6 +162,7 @@ fa3_backward_params backward_params(fa3_engine_id engine, const Case& c, const I
   params.dk = view_of(c.k, out.dk);
   params.dv = view_of(c.k, out.dv);
   if (c.sink) params.dsink = out.dsink.head_vector();
+  if (c.gate != Gate::none) params.d_gate = view_of(c.q, out.d_gate);
   return params;
 }
 
@@ -153,7 +171,7 @@ template <class Params>
 void claim_all(fa3_device_type memory, Params* params, std::initializer_list<fa3_tensor*> more) {
   fa3_options& options = params->options;
   for (fa3_tensor* view :
-       {&params->q, &params->k, &params->v, &params->o, &params->lse, &params->sink,
+       {&params->q, &params->k, &params->v, &params->o, &params->lse, &params->sink, &params->gate,
         &options.cu_seqlens_q, &options.cu_seqlens_k, &options.seqused_q, &options.seqused_k,
         &options.block_mask, &options.block_mask_bits}) {
     claim(memory, view);
@@ -225,6 +243,7 @@ void place(const Case& c, const Inputs& inputs, Tensor* o, Tensor* lse, Placemen
   placement->input(inputs.k, &params->k);
   placement->input(inputs.v, &params->v);
   placement->input(inputs.sink, &params->sink);
+  if (c.gate != Gate::none) placement->input(inputs.gate, &params->gate);
   placement->input(inputs.page_table, &params->page_table);
   placement->input(inputs.batch_index, &params->batch_index);
   placement->input(inputs.left_padding, &params->left_padding);
@@ -240,9 +259,11 @@ void place(const Case& c, const Inputs& inputs, Tensor* o, Tensor* lse, Placemen
 fa3_status ask_forward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs) {
   const Outputs out(c);
   fa3_forward_params params = forward_params(engine.id, c, inputs, out.o, out.lse);
-  claim_all(engine.memory, &params,
-            {&params.page_table, &params.batch_index, &params.left_padding, &params.q_descale,
-             &params.k_descale, &params.v_descale, &params.k_mean, &params.v_mean});
+  if (c.max_logit) params.max_logit = max_logit_view(out.max_logit);
+  claim_all(
+      engine.memory, &params,
+      {&params.page_table, &params.batch_index, &params.left_padding, &params.q_descale,
+       &params.k_descale, &params.v_descale, &params.k_mean, &params.v_mean, &params.max_logit});
   return fa3_forward_supported(&params);
 }
 
@@ -257,7 +278,8 @@ fa3_status ask_backward(const EngineUnderTest& engine, const Case& c) {
   fa3_backward_params params = backward_params(engine.id, c, inputs, at.o, at.lse, out);
   params.options.deterministic = 1;
   claim_all(engine.memory, &params,
-            {&params.d_o, &params.d_lse, &params.dq, &params.dk, &params.dv, &params.dsink});
+            {&params.d_o, &params.d_lse, &params.dq, &params.dk, &params.dv, &params.dsink,
+             &params.d_gate});
   return fa3_backward_supported(&params);
 }
 
@@ -267,10 +289,15 @@ ForwardRun run_forward(const EngineUnderTest& engine, const Case& c, const Input
   fa3_forward_params params = forward_params(engine.id, c, inputs, out.o, out.lse);
   Placement placement(engine.memory);
   place(c, inputs, &out.o, &out.lse, &placement, &params);
+  if (c.max_logit) {
+    params.max_logit = max_logit_view(out.max_logit);
+    placement.output(&out.max_logit, &params.max_logit);
+  }
   std::string problem = call(params, kForward, lists, &placement);
   if (problem.empty()) problem = output_problem("o", out.o);
   if (problem.empty()) problem = output_problem("lse", out.lse);
-  return {std::move(out.o), std::move(out.lse), std::move(problem)};
+  if (problem.empty() && c.max_logit) problem = output_problem("max_logit", out.max_logit);
+  return {std::move(out.o), std::move(out.lse), std::move(out.max_logit), std::move(problem)};
 }
 
 BackwardRun run_backward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs,
@@ -288,6 +315,7 @@ BackwardRun run_backward(const EngineUnderTest& engine, const Case& c, const Inp
   placement.input(inputs.k, &params.k);
   placement.input(inputs.v, &params.v);
   placement.input(inputs.sink, &params.sink);
+  if (c.gate != Gate::none) placement.input(inputs.gate, &params.gate);
   placement.input(o, &params.o);
   placement.input(lse, &params.lse);
   placement.input(inputs.d_o, &params.d_o);
@@ -296,13 +324,15 @@ BackwardRun run_backward(const EngineUnderTest& engine, const Case& c, const Inp
   placement.output(&out.dk, &params.dk);
   placement.output(&out.dv, &params.dv);
   placement.output(&out.dsink, &params.dsink);
+  if (c.gate != Gate::none) placement.output(&out.d_gate, &params.d_gate);
   std::string problem = call(params, kBackward, lists, &placement);
   if (problem.empty()) problem = output_problem("dq", out.dq);
   if (problem.empty()) problem = output_problem("dk", out.dk);
   if (problem.empty()) problem = output_problem("dv", out.dv);
   if (problem.empty()) problem = output_problem("dsink", out.dsink);
-  return {std::move(out.dq), std::move(out.dk), std::move(out.dv), std::move(out.dsink),
-          std::move(problem)};
+  if (problem.empty() && c.gate != Gate::none) problem = output_problem("d_gate", out.d_gate);
+  return {std::move(out.dq),    std::move(out.dk),     std::move(out.dv),
+          std::move(out.dsink), std::move(out.d_gate), std::move(problem)};
 }
 
 }  // namespace fa3::test

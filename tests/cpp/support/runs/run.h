@@ -18,11 +18,13 @@ namespace fa3::test {
 
 struct ForwardRun {
   Tensor o, lse;
+  Tensor max_logit;     // empty unless the case wants it
   std::string problem;  // "" or what went wrong: a status, an unwritten output, a damaged guard
 };
 
 struct BackwardRun {
   Tensor dq, dk, dv, dsink;
+  Tensor d_gate;  // empty unless the case has a gate
   std::string problem;
 };
 

@@ -163,6 +163,7 @@ static void attend_chunk_on_tiles(Chunk chunk, Chunk next_chunk) {
     group.ref = job.result.ref + row;
     group.sum_lanes = job.buffers.sum_lanes + row * kWidth;
     group.divisor_lanes = job.buffers.divisor_lanes + row * kWidth;
+    if (job.buffers.largest != nullptr) group.largest = job.buffers.largest + row;
     multiply_chunk(job, keys, job.buffers.q + row / kTileSide * query_floats, group.num_rows, next);
     for (int64_t r = 0; r < group.num_rows; ++r) {
       NextRows::one(next);

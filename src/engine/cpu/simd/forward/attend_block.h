@@ -26,6 +26,7 @@ FA3_INLINE RowGroup row_group(const BlockJob& job, int64_t index) {
           .ref = job.result.ref + row,
           .sum_lanes = job.buffers.sum_lanes + row * kWidth,
           .divisor_lanes = job.buffers.divisor_lanes + row * kWidth,
+          .largest = job.buffers.largest == nullptr ? nullptr : job.buffers.largest + row,
           .dropout = job.dropout.rows == nullptr ? nullptr : job.dropout.rows + row,
           .mask = job.mask_rows == nullptr ? nullptr : job.mask_rows + row};
 }
@@ -152,6 +153,7 @@ template <class Format, class RefOf>
 FA3_INLINE void start_rows(const BlockJob& job, RefOf&& ref_of) {
   for (int64_t r = 0; r < job.padded_rows; ++r) {
     job.result.ref[r] = ref_of(r);
+    if (job.buffers.largest != nullptr) job.buffers.largest[r] = -kInfinity;
     float* o = job.result.o + r * job.result.columns;
     for (int64_t c = 0; c < job.result.columns; c += kWidth) store(o + c, V{});
     store(job.buffers.sum_lanes + r * kWidth, V{});

@@ -162,6 +162,7 @@ static void attend_chunk(const BlockJob& job, int64_t first_row, const Rows& key
   group.o = job.result.o + first_row * job.result.columns;
   group.ref = job.result.ref + first_row;
   group.sum_lanes = job.buffers.sum_lanes + first_row * kWidth;
+  if (job.buffers.largest != nullptr) group.largest = job.buffers.largest + first_row;
   for (int r = 0; r < R; ++r) {
     softmax_row<Floats<float>>(job, group, r, begin, panels);
     if (job.dropout.rows == nullptr) continue;

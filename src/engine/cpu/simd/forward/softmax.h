@@ -34,6 +34,7 @@ struct RowGroup {
   float* ref;
   float* sum_lanes;
   float* divisor_lanes;
+  float* largest;                 // null: not wanted
   const DropoutRowPart* dropout;  // null: none
   const MaskRow* mask;            // null: none
 };
@@ -124,9 +125,10 @@ static uint32_t guarded_softmax(const BlockJob& job, const Tile& tile, const Row
   return failed;
 }
 
-// Whether scores may go from the multiplier through exp2 at once: one finite factor does it all.
+// Whether scores may go from the multiplier through exp2 at once: one finite factor does it all,
+// and nobody asks for the largest.
 FA3_INLINE bool has_plain_scores(const BlockJob& job) {
-  return job.softcap == 0.0f && job.scale * kLog2E < kInfinity;
+  return job.softcap == 0.0f && job.scale * kLog2E < kInfinity && job.buffers.largest == nullptr;
 }
 
 // The capped score in log2 units; what exceeds the floats in these units alone is their largest.
@@ -135,16 +137,21 @@ FA3_INLINE V capped(V score, float scale, float softcap) {
   return clamp(cap_fraction(score, scale, softcap) * softcap * kLog2E, -kLargest, kLargest);
 }
 
-// Scores in log2 units: scale, softcap, and -inf for keys [key, key + kWidth) that the row does not
-// see.
-FA3_INLINE V finish_scores(V score, float scale, float softcap, int64_t key, KeyRange visible) {
-  score = softcap > 0.0f ? capped(score, scale, softcap) : score * scale * kLog2E;
+// Returns the scores, or -inf for keys [key, key + kWidth) that the row does not see.
+FA3_INLINE V hide_outside(V score, int64_t key, KeyRange visible) {
   if (key >= visible.begin && key + kWidth <= visible.end) return score;
   const VInt lanes = lane_numbers();
   const auto begin = static_cast<int32_t>(clamp(visible.begin - key, 0, kWidth));
   const auto end = static_cast<int32_t>(clamp(visible.end - key, 0, kWidth));
   const VInt seen = (lanes >= begin) & (lanes < end);
   return (V)(((VInt)score & seen) | ((VInt)broadcast(-kInfinity) & ~seen));
+}
+
+// Scores in log2 units: scale, softcap, and -inf for keys [key, key + kWidth) that the row does not
+// see.
+FA3_INLINE V finish_scores(V score, float scale, float softcap, int64_t key, KeyRange visible) {
+  score = softcap > 0.0f ? capped(score, scale, softcap) : score * scale * kLog2E;
+  return hide_outside(score, key, visible);
 }
 
 // Moves a row's reference up to its new maximum, so that the largest weight is exactly 1, and
@@ -177,6 +184,22 @@ FA3_INLINE V hide_keys(V score, const MaskRow& mask, int64_t key) {
   return (V)(((VInt)score & seen) | ((VInt)broadcast(-kInfinity) & ~seen));
 }
 
+// Raises a row's largest q.k, where it is wanted; NaN stays.
+FA3_INLINE void raise_largest(const BlockJob& job, const RowGroup& group, int64_t r,
+                              int64_t first_key, Panels panels) {
+  if (group.largest == nullptr) return;
+  const float* scores = job.buffers.scores + r * job.block_k;
+  V max = broadcast(group.largest[r]);
+  for (int64_t key = panels.begin; key < panels.end; key += kWidth) {
+    V score = hide_outside(load(scores + key), first_key + key, group.row_keys[r]);
+    if (group.mask != nullptr) score = hide_keys(score, group.mask[r], first_key + key);
+    max = (score > max) | (score != score) ? score : max;
+  }
+  for (int i = 0; i < kWidth; ++i) {
+    if (max[i] > group.largest[r] || max[i] != max[i]) group.largest[r] = max[i];
+  }
+}
+
 // Row r of the ordinary step: scores [begin, end) to p.
 template <class Format>
 FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int64_t r,
@@ -185,6 +208,7 @@ FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int64_t 
   float* p = job.buffers.p + r * (job.block_k / Format::kStep);
   float* sum_lanes = group.sum_lanes + r * kWidth;
   float* divisor_lanes = Format::kRoundsWeights ? group.divisor_lanes + r * kWidth : nullptr;
+  raise_largest(job, group, r, first_key, panels);
   V max = broadcast(-kInfinity);
   for (int64_t key = panels.begin; key < panels.end; key += kWidth) {
     V score = finish_scores(load(scores + key), job.scale, job.softcap, first_key + key,

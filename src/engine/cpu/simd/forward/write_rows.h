@@ -57,9 +57,28 @@ FA3_INLINE RowTotal total_of_row(const WriteJob& job, int64_t r, float sink, flo
   return total;
 }
 
+template <class T>
+FA3_INLINE V gate_logits(const GateRows& gate, int64_t row, int64_t column, int64_t columns) {
+  const T* const logits = static_cast<const T*>(gate.logits) + row;
+  if (!gate.per_row) return load_first(logits + column, columns - column);
+  return V{} + load_first(logits, 1)[0];
+}
+
+// The factors of kWidth columns of O, `row` elements behind the gate's first logit.
+FA3_INLINE V gate_factors(const GateRows& gate, int64_t row, int64_t column, int64_t columns) {
+  switch (gate.dtype) {
+    case 0:
+      return sigmoid(gate_logits<float>(gate, row, column, columns));
+    case 1:
+      return sigmoid(gate_logits<Float16>(gate, row, column, columns));
+    default:
+      return sigmoid(gate_logits<BFloat16>(gate, row, column, columns));
+  }
+}
+
 template <class Out>
 FA3_INLINE void write_o(const WriteJob& job, int64_t r, const RowTotal& total, const float* partial,
-                        Out* o) {
+                        int64_t gate_row, Out* o) {
   const bool goes_on = total.of_partial != 0.0f;  // else its o may be anything
   const float of_all = total.sum + total.of_partial;
   float inverse = 0.0f;
@@ -77,6 +96,9 @@ FA3_INLINE void write_o(const WriteJob& job, int64_t r, const RowTotal& total, c
       value += load(part_of(job.parts.o + r * job.parts.columns + c, job, i)) * (weight * inverse);
     }
     if (goes_on) value += load_first(partial + c, job.head_dim_v - c) * of_partial;
+    if (job.gate.logits != nullptr) {
+      value *= gate_factors(job.gate, gate_row, c, job.head_dim_v);
+    }
     store_first(o + c, value, job.head_dim_v - c);
   }
 }
@@ -97,7 +119,7 @@ static void write_rows(const WriteJob& job) {
     }
     const RowTotal total =
         total_of_row(job, r, job.sink == nullptr ? -kInfinity : job.sink[head], lse_partial);
-    write_o(job, r, total, o_partial,
+    write_o(job, r, total, o_partial, position * job.gate.row_stride + head * job.gate.head_stride,
             static_cast<Out*>(job.o) + position * job.o_row_stride + head * job.o_head_stride);
     if (job.lse == nullptr) continue;
     const float sum = total.sum + total.of_partial;

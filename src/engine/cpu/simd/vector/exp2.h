@@ -64,6 +64,13 @@ FA3_INLINE V probability(V score, V lse, const Exp2Polynomial& polynomial) {
   return exp2(at_most((score - lse) * kLog2E, 0.0f), polynomial);
 }
 
+// 1 / (1 + e^-x), from powers that cannot overflow.
+FA3_INLINE V sigmoid(V x) {
+  const V size = x < 0.0f ? -x : x;
+  const V e = exp2(size * -kLog2E);
+  return (x < 0.0f ? e : V{} + 1.0f) / (e + 1.0f);
+}
+
 // An odd polynomial near 0, where 1 - 2 / (e^2x + 1) cancels.
 FA3_INLINE V tanh(V x) {
   constexpr float kTwoLog2E = 2.88539008f;
