@@ -35,6 +35,7 @@ SCORES = (
 )
 TENSORS = (
     "Tensor? sink=None",
+    "Tensor? gate=None",
     "Tensor? cu_seqlens_q=None",
     "Tensor? cu_seqlens_k=None",
     "Tensor? seqused_q=None",

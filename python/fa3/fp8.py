@@ -27,7 +27,7 @@ NOT_TOGETHER = {  # and what to do instead
     ),
     **dict.fromkeys(("bias", "alibi_slopes"), "score functions take 16-bit tensors"),
 }
-KNOWN = {*OF_FORWARD, *NOT_TOGETHER, "return_lse", "generator"}
+KNOWN = {*OF_FORWARD, *NOT_TOGETHER, "return_lse", "return_max_logit", "generator"}
 ITS_OWN = "scaling", "hadamard", "center", "seed", "out"
 
 
@@ -123,8 +123,9 @@ class Sampler:
         kind = f"{type_of(q)} q {tuple(q.shape)} k {tuple(k.shape)} v {tuple(v.shape)}"
         self.calls[kind] = self.calls.get(kind, 0) + 1
         if (self.calls[kind] - 1) % self.every == 0:
-            found = result[0] if options.get("return_lse") else result
-            wide = attention(q, k, v, **options | {"return_lse": False})
+            found = result[0] if isinstance(result, tuple) else result
+            plain = {"return_lse": False, "return_max_logit": False}
+            wide = attention(q, k, v, **options | plain)
             self.differences.setdefault(kind, []).append(difference(found, wide))
 
     def report(self):

@@ -22,6 +22,7 @@ def attention_fp8(
     seed: int = 0,
     out: Array | None = None,
     return_lse: Literal[False] = False,
+    return_max_logit: Literal[False] = False,
     **options: Unpack[Options[Array]],
 ) -> Array: ...
 @overload
@@ -36,6 +37,7 @@ def attention_fp8(
     seed: int = 0,
     out: Array | None = None,
     return_lse: Literal[True],
+    return_max_logit: Literal[False] = False,
     **options: Unpack[Options[Array]],
 ) -> tuple[Array, Array]: ...
 @overload
@@ -50,5 +52,21 @@ def attention_fp8(
     seed: int = 0,
     out: Array | None = None,
     return_lse: bool,
+    return_max_logit: Literal[False] = False,
     **options: Unpack[Options[Array]],
 ) -> Array | tuple[Array, Array]: ...
+@overload
+def attention_fp8(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scaling: Scaling = "block",
+    hadamard: bool = True,
+    center: bool = True,
+    seed: int = 0,
+    out: Array | None = None,
+    return_lse: bool = False,
+    return_max_logit: bool,
+    **options: Unpack[Options[Array]],
+) -> Array | tuple[Array, ...]: ...

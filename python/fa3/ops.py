@@ -23,7 +23,15 @@ from fa3._arrays import (
     view,
 )
 from fa3._dropout import require_seed
-from fa3._options import OF_BOTH_PASSES, in_order, refuse_positions, takes_options, viewed
+from fa3._options import (
+    BOTH_PASSES,
+    IN_ORDER,
+    OF_BOTH_PASSES,
+    in_order,
+    refuse_positions,
+    takes_options,
+    viewed,
+)
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.masks import refuse_other_extents
 
@@ -44,12 +52,14 @@ def torch_backend():
 
 
 class Gradients(NamedTuple):
-    """Gradients of sum(do * out) + sum(dlse * lse). dsink is None without a sink."""
+    """Gradients of sum(do * out) + sum(dlse * lse). dsink is None without a sink, dgate without a
+    gate."""
 
     dq: object
     dk: object
     dv: object
     dsink: object
+    dgate: object = None
 
 
 @takes_options()
@@ -60,6 +70,7 @@ def attention(
     *others,
     out=None,
     return_lse=False,
+    return_max_logit=False,
     generator=None,
     bias=None,
     alibi_slopes=None,
@@ -89,6 +100,9 @@ def attention(
         scale: factor of q.k, finite and > 0; None is d ** -0.5.
         sink: (hq,) float32: one more logit per query head. It joins the denominator and the LSE
             but has no value.
+        gate: (b, sq, hq, dv), or (b, sq, hq) for one number a row; packed likewise; float32,
+            float16 or bfloat16: out is multiplied by sigmoid(gate), in float32, rounded once. The
+            LSE is as without. Not in a ring.
         q_descale, k_descale, v_descale: float32, for float8 only: factors of its numbers.
             (1,), (b, h), or (b, h, n) with one for every 64 rows; q_descale may have hk heads. None
             is 1. fa3.quantize makes them.
@@ -114,6 +128,9 @@ def attention(
             float8_e4m3fn: bfloat16 (the dtype of a new array), float16 or float32. Not for torch
             tensors that need a gradient.
         return_lse: also return the LSE.
+        return_max_logit: also return the largest scale * q.k of each sequence and query head, over
+            the pairs that are seen: before softcap, bias and dropout, without the sink. No
+            gradient. Not with bias.
         deterministic: torch only: gradients are bitwise repeatable. The forward pass always is.
         batch_invariant: the bits of a sequence's results depend neither on the number nor on the
             lengths of the sequences beside it. Gradients need deterministic, too. Costs speed on a
@@ -157,9 +174,10 @@ def attention(
             context bounds these too. Changes bits where the number of SMs does. CPUs ignore it.
 
     Returns:
-        out, or (out, lse). out (b, sq, hq, dv), or (total_q, hq, dv) if packed. lse (b, hq, sq) or
-        (hq, total_q), float32, natural log of the sum of exp(scores). A row that sees no key has
-        out = 0 and lse = -inf (with a sink: lse = sink).
+        out, or a tuple of it and what else is asked for: out, lse, max_logit. out (b, sq, hq, dv),
+        or (total_q, hq, dv) if packed. lse (b, hq, sq) or (hq, total_q), float32, natural log of
+        the sum of exp(scores). max_logit (sequences, hq), float32, -inf where no pair is seen. A
+        row that sees no key has out = 0 and lse = -inf (with a sink: lse = sink).
 
     Raises:
         fa3.InvalidArgument: the call is wrong. Also a ValueError.
@@ -174,13 +192,14 @@ def attention(
             raise Unsupported(f"{name}: expected None with arrays that are no torch tensors")
         if generator is not None:
             raise Unsupported(f"generator: not together with {name}; pass dropout_seed")
-        given = q, k, v, bias, alibi_slopes, out, return_lse, options
+        given = q, k, v, bias, alibi_slopes, out, return_lse, options, return_max_logit
         return torch_backend().attend_with_bias(*given)
     if "block_mask" in options:
         refuse_other_extents(options["block_mask"], q, k, options)
     if is_torch(q):
         in_order_options = in_order("attention", options)
-        return torch_backend().attend(q, k, v, out, return_lse, in_order_options, generator)
+        given = q, k, v, out, return_lse, in_order_options, generator, return_max_logit
+        return torch_backend().attend(*given)
     if generator is not None:
         raise InvalidArgument("generator: expected None with arrays that are no torch tensors")
     require_seed(options)
@@ -191,14 +210,15 @@ def attention(
     else:
         out_view = output_view(out, "out")
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
-    _native.forward(
-        lender(q),
-        *inputs,
-        out_view,
-        optional_view(lse, "lse"),
-        *in_order("attention", viewed(options)),
-    )
-    return (out, lse) if return_lse else out
+    in_order_options = in_order("attention", viewed(options))
+    results = out, lse
+    if return_max_logit:
+        max_logit = empty(_max_logit_shape(q, options), like=q, dtype="float32")
+        in_order_options += [*IN_ORDER[len(in_order_options) :], view(max_logit, "max_logit")]
+        results = out, lse, max_logit
+    _native.forward(lender(q), *inputs, out_view, optional_view(lse, "lse"), *in_order_options)
+    found = [x for x in results if x is not None]
+    return tuple(found) if len(found) > 1 else out
 
 
 @takes_options(OF_BOTH_PASSES)
@@ -214,8 +234,9 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
         deterministic: bitwise repeatable gradients.
 
     Returns:
-        Gradients(dq, dk, dv, dsink) with the shapes and dtypes of q, k, v and sink, every element
-        written. Rows that see no key, and rows outside of every sequence, have gradient 0.
+        Gradients(dq, dk, dv, dsink, dgate) with the shapes and dtypes of q, k, v, sink and gate,
+        every element written. Rows that see no key, and rows outside of every sequence, have
+        gradient 0.
 
     Raises what attention() raises.
     """
@@ -227,11 +248,15 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
         in_order_options = in_order("attention_backward", options, OF_BOTH_PASSES)
         return Gradients(*backend.gradients(do, q, k, v, out, lse, dlse, in_order_options))
     in_order_options = in_order("attention_backward", viewed(options), OF_BOTH_PASSES)
-    sink = options.get("sink")
+    sink, gate = options.get("sink"), options.get("gate")
     named = {"do": do, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     views = [view(array, name) for name, array in named.items()]
     dq, dk, dv = (empty(shape_of(named[x], x), like=named[x]) for x in ("q", "k", "v"))
     dsink = None if sink is None else empty(shape_of(sink, "sink"), like=sink)
+    dgate = None if gate is None else empty(shape_of(gate, "gate"), like=gate)
+    if gate is not None:
+        missing = IN_ORDER[len(in_order_options) : len(BOTH_PASSES)]
+        in_order_options += [*missing, view(dgate, "dgate")]
     _native.backward(
         lender(q),
         *views,
@@ -242,7 +267,7 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
         None if sink is None else view(dsink, "dsink"),
         *in_order_options,
     )
-    return Gradients(dq, dk, dv, dsink)
+    return Gradients(dq, dk, dv, dsink, dgate)
 
 
 def merge(o_partial, lse_partial, *, num_threads=0):
@@ -383,6 +408,13 @@ def _out_type(q):
 
 def _out_shape(q, v):
     return *shape_of(q, "q")[:-1], *shape_of(v, "v")[-1:]
+
+
+def _max_logit_shape(q, options):
+    cu_seqlens_q = options.get("cu_seqlens_q")
+    if cu_seqlens_q is not None:
+        return shape_of(cu_seqlens_q, "cu_seqlens_q")[0] - 1, shape_of(q, "q")[-2]
+    return shape_of(q, "q")[0], shape_of(q, "q")[-2]
 
 
 def _lse_shape(q):

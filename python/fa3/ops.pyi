@@ -12,6 +12,7 @@ class Gradients(NamedTuple, Generic[Array]):
     dk: Array
     dv: Array
     dsink: Array | None
+    dgate: Array | None = None
 
 class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     causal: bool
@@ -19,6 +20,7 @@ class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     softcap: float | None
     scale: float | None
     sink: Array | None
+    gate: Array | None
     cu_seqlens_q: Array | None
     cu_seqlens_k: Array | None
     seqused_q: Array | None
@@ -57,6 +59,7 @@ def attention(
     *,
     out: Array | None = None,
     return_lse: Literal[False] = False,
+    return_max_logit: Literal[False] = False,
     generator: Any = None,
     bias: Array | None = None,
     alibi_slopes: Array | None = None,
@@ -70,6 +73,7 @@ def attention(
     *,
     out: Array | None = None,
     return_lse: Literal[True],
+    return_max_logit: Literal[False] = False,
     generator: Any = None,
     bias: Array | None = None,
     alibi_slopes: Array | None = None,
@@ -83,11 +87,26 @@ def attention(
     *,
     out: Array | None = None,
     return_lse: bool,
+    return_max_logit: Literal[False] = False,
     generator: Any = None,
     bias: Array | None = None,
     alibi_slopes: Array | None = None,
     **options: Unpack[Options[Array]],
 ) -> Array | tuple[Array, Array]: ...
+@overload
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    out: Array | None = None,
+    return_lse: bool = False,
+    return_max_logit: bool,
+    generator: Any = None,
+    bias: Array | None = None,
+    alibi_slopes: Array | None = None,
+    **options: Unpack[Options[Array]],
+) -> Array | tuple[Array, ...]: ...
 def attention_backward(
     do: Array,
     q: Array,

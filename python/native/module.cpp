@@ -155,6 +155,7 @@ void describe_gradients(fa3_backward_params* params) {
   params->dk = unallocated_like(params->k);
   params->dv = unallocated_like(params->v);
   if (params->sink.rank > 0) params->dsink = unallocated_like(params->sink);
+  if (params->gate.rank > 0) params->d_gate = unallocated_like(params->gate);
 }
 
 // backward_supported(q, k, v, ...): None, or the reason why the call has no gradient.

@@ -28,6 +28,17 @@ void read_dropout_seed(Reader* read, const fa3_tensor& q, fa3_options* options) 
   options->dropout_offset_at = options->dropout_seed_at + 1;
 }
 
+// Logits of an output gate, or their gradient: in q's rank, or without the last dimension, where a
+// row has one.
+template <class Reader>
+void read_gate(Reader* read, const char* name, Access access, const fa3_tensor& q,
+               fa3_tensor* gate) {
+  read->tensor(name, access, gate);
+  if (gate->rank == 0 || gate->rank != q.rank - 1) return;
+  gate->shape[gate->rank] = gate->stride[gate->rank] = 1;
+  ++gate->rank;
+}
+
 // The options of both passes, in the order of fa3/_options.py.
 template <class Reader, class Params>
 void read_options(Reader* read, Params* params) {
@@ -39,6 +50,7 @@ void read_options(Reader* read, Params* params) {
   read->real("softcap", &options->softcap);
   read->optional_real("scale", &options->scale);
   read->tensor("sink", Access::read, &params->sink);
+  read_gate(read, "gate", Access::read, params->q, &params->gate);
   read->tensor("cu_seqlens_q", Access::read, &options->cu_seqlens_q);
   read->tensor("cu_seqlens_k", Access::read, &options->cu_seqlens_k);
   read->tensor("seqused_q", Access::read, &options->seqused_q);
@@ -90,6 +102,7 @@ struct Forward {
     read->tensor("k_mean", Access::read, &params->k_mean);
     read->tensor("v_mean", Access::read, &params->v_mean);
     read->flag("v_transposed", &params->v_transposed);
+    read->tensor("max_logit", Access::write, &params->max_logit);
   }
   // A step of a ring has these behind all options.
   template <class Reader>
@@ -124,6 +137,7 @@ struct Backward {
     read->tensor("dv", Access::write, &params->dv);
     read->tensor("dsink", Access::write, &params->dsink);
     read_options(read, params);
+    read_gate(read, "dgate", Access::write, params->q, &params->d_gate);
   }
   template <class Reader>
   static void read_step(Reader* read, Params* params) {

@@ -80,6 +80,7 @@ class ForwardParams(ctypes.Structure):
         *tensors("q_descale k_descale v_descale k_mean v_mean o_partial lse_partial"),
         ("v_transposed", ctypes.c_int32),
         ("reserved_2", ctypes.c_int32),
+        *tensors("gate max_logit"),
     ]
 
 
@@ -90,6 +91,7 @@ class BackwardParams(ctypes.Structure):
         *tensors("q k v o lse sink d_o dq dk dv dsink d_lse"),
         ("accumulate_dq", ctypes.c_int32),
         ("accumulate_dkv", ctypes.c_int32),
+        *tensors("gate d_gate"),
     ]
 
 

@@ -15,6 +15,7 @@ import torch
 from fa3.distributed import heads, run
 from fa3.distributed.agree import agree_backward
 from fa3.distributed.describe import Described, describe
+from fa3.errors import InvalidArgument
 from fa3.torch.autograd import to_autocast_type
 from fa3.torch.operators import resolved
 
@@ -90,6 +91,7 @@ def attention(
     softcap: float = 0.0,
     scale: float | None = None,
     sink: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
     seqlen: int | None = None,
     cu_seqlens: Sequence[int] | torch.Tensor | None = None,
     dropout_p: float = 0.0,
@@ -128,6 +130,8 @@ def attention(
             includes the query's own position.
         sink: (hq,) float32, the same on every rank. Its gradient is this rank's share: add it up
             over the group, as that of any parameter that all ranks have.
+        gate: as that of fa3.attention, this rank's rows. It multiplies the merged result, which is
+            rounded before and after.
         seqlen: rows of the whole sequence, needed where they do not divide by the parts.
         cu_seqlens: cumulative lengths of the whole stream's documents, from 0, the same on every
             rank. In host memory: the schedule follows from them.
@@ -148,6 +152,8 @@ def attention(
         fa3.CommunicationError: a rank has ended, or is later than the group's timeout.
     """
     q, k, v, sink = resolved(*as_autocast_wants(q, k, v), sink)
+    if gate is not None:
+        refuse_other_shape(gate, q, v)
     call = describe(
         q,
         k,
@@ -174,7 +180,17 @@ def attention(
         },
     )
     out, lse = over_teams(call, q, k, v, sink)
+    if gate is not None:
+        factors = gate if gate.ndim == out.ndim else gate[..., None]
+        out = (out.float() * factors.float().sigmoid()).to(out.dtype)
     return (out, lse) if return_lse else out
+
+
+def refuse_other_shape(gate, q, v):
+    shapes = tuple(q.shape[:-1]), (*q.shape[:-1], 1), (*q.shape[:-1], v.shape[-1])
+    if not isinstance(gate, torch.Tensor) or tuple(gate.shape) not in shapes:
+        got = tuple(gate.shape) if isinstance(gate, torch.Tensor) else repr(gate)
+        raise InvalidArgument(f"gate: expected a tensor {shapes[0]} or {shapes[2]}, got {got}")
 
 
 def as_autocast_wants(*tensors):

@@ -47,6 +47,7 @@ def attention_forward(
     max_length_k=None,
     deterministic=None,
     cache=None,
+    gate=None,
     **others,
 ):
     """softmax(scaling * query key^T) value under the mask.
@@ -60,6 +61,8 @@ def attention_forward(
         position_ids: (1, queries), starting anew where a packed sequence starts.
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: packed sequences, already
             described.
+        gate: (batch, queries, heads, dv), or without the last dimension: logits of an output gate,
+            `out = sigmoid(gate) * attention`, from a layer that does not multiply itself.
         cache: the paged cache of continuous batching (paged.py), with its arguments in others.
         others: None, or a name in HARMLESS.
 
@@ -72,6 +75,8 @@ def attention_forward(
     """
     is_paged = hasattr(cache, "cache_allocators")
     refuse_unknown(paged.without_arguments(others) if is_paged else {"cache": cache, **others})
+    if gate is not None and (is_paged or onnx.is_exporting()):
+        raise Unsupported("gate: expected None over a paged cache and in torch.onnx.export")
     if onnx.is_exporting() and attention_mask is not None:
         return exported(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux)
     if is_paged:
@@ -95,6 +100,7 @@ def attention_forward(
         "sink": None if s_aux is None else s_aux.float(),
         "deterministic": bool(deterministic),
         "dropout_p": dropout,
+        "gate": gate,
     }
     if is_paged and "k_cache" in described:
         return paged.attend(q, k, v, described, options), None
@@ -192,6 +198,9 @@ def attend_padded(q, k, v, mask, options):
     rows, length = q.shape[1], k.shape[1]
     q, k, v = mask.queries.ordered(q), mask.keys.ordered(k), mask.keys.ordered(v)
     begin, end, _ = mask.keys
+    if (gate := options["gate"]) is not None:
+        rows_of_gate = gate if gate.ndim == q.ndim else gate[..., None]
+        options = options | {"gate": mask.queries.ordered(rows_of_gate)}
     first, last, _ = mask.queries
     if rows != length and not learns(q, k, v):
         used = None if rows == 1 else last
@@ -223,6 +232,8 @@ def within_rows(begin, end, rows):
 def attend_packed(q, k, v, lengths, options):
     batch, rows = q.shape[:2]
     q, k, v = (tensor.flatten(0, 1) for tensor in (q, k, v))
+    if (gate := options["gate"]) is not None:
+        options = options | {"gate": gate.flatten(0, 1)}
     return attention(q, k, v, **lengths, **options).unflatten(0, (batch, rows))
 
 

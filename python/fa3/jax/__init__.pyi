@@ -14,6 +14,7 @@ def attention(
     v: jax.Array,
     *,
     return_lse: Literal[False] = False,
+    return_max_logit: Literal[False] = False,
     bias: jax.Array | None = None,
     **options: Unpack[Options[jax.Array]],
 ) -> jax.Array: ...
@@ -24,6 +25,7 @@ def attention(
     v: jax.Array,
     *,
     return_lse: Literal[True],
+    return_max_logit: Literal[False] = False,
     bias: jax.Array | None = None,
     **options: Unpack[Options[jax.Array]],
 ) -> tuple[jax.Array, jax.Array]: ...
@@ -34,9 +36,21 @@ def attention(
     v: jax.Array,
     *,
     return_lse: bool,
+    return_max_logit: Literal[False] = False,
     bias: jax.Array | None = None,
     **options: Unpack[Options[jax.Array]],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+@overload
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    return_lse: bool = False,
+    return_max_logit: bool,
+    bias: jax.Array | None = None,
+    **options: Unpack[Options[jax.Array]],
+) -> jax.Array | tuple[jax.Array, ...]: ...
 @overload
 def dot_product_attention(
     query: ArrayLike,

@@ -21,6 +21,7 @@ TENSORS = {
     "forward": ("q", "k", "v", "out", "lse"),
     "backward": ("do", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv", "dsink"),
 }
+BEHIND_OPTIONS = {"forward": ("max_logit",), "backward": ("dgate",)}
 WORKSPACE_SIZE = {"forward": _native.forward_workspace, "backward": _native.backward_workspace}
 
 # Extents by letter: b sequences; i and j rows of queries and keys; h and g query and key heads; d
@@ -34,6 +35,8 @@ EXTENTS = {
     **dict.fromkeys(("out", "do"), "bihe"),
     **dict.fromkeys(("lse", "dlse"), "bhi"),
     **dict.fromkeys(("sink", "dsink"), "h"),
+    **dict.fromkeys(("gate", "dgate"), "bihe"),
+    "max_logit": "bh",
     **dict.fromkeys(("seqused_q", "seqused_k", "batch_index", "left_padding"), "b"),
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "n"),
     "dropout_seed": "W",
@@ -46,7 +49,8 @@ EXTENTS = {
     "k_mean": "bgd",
     "v_mean": "bge",
 }
-OF_QUERIES, OF_KEYS = ("q", "out", "lse", "do", "dlse", "dq"), ("k", "v", "dk", "dv")
+OF_QUERIES = "q", "out", "lse", "do", "dlse", "dq", "gate", "dgate"
+OF_KEYS = "k", "v", "dk", "dv"
 
 
 class Call(NamedTuple):
@@ -84,6 +88,8 @@ class Call(NamedTuple):
         sizes = {}
         for name, shape in zip(self.operands, shapes, strict=True):
             sizes |= zip(self.extents(name), shape, strict=True)
+        if "n" in sizes:
+            sizes["s"] = sizes["n"] - 1
         return sizes
 
     def on(self, platform):
@@ -102,7 +108,8 @@ class Call(NamedTuple):
         views = {name: described(x.shape, x.dtype, platform) for name, x in named}
         tensors = [views.get(name) for name in TENSORS[self.direction]]
         options = in_order_of(self.direction, views, dict(self.options))
-        return WORKSPACE_SIZE[self.direction](*tensors, *options)
+        tensors_behind = [views.get(name) for name in BEHIND_OPTIONS[self.direction]]
+        return WORKSPACE_SIZE[self.direction](*tensors, *options, *tensors_behind)
 
 
 def letters_of(arrays):
@@ -112,6 +119,8 @@ def letters_of(arrays):
         found |= {"k": "PTgd", "v": "PTge"}
     if "batch_index" in arrays:
         found |= {"page_table": "cM"} if "page_table" in arrays else {"k": "cjgd", "v": "cjge"}
+    if "gate" in arrays and arrays["gate"].ndim < arrays["q"].ndim:  # one number a row
+        found |= dict.fromkeys(("gate", "dgate"), "bih")
     mask = arrays.get("block_mask")
     if mask is not None:  # an extent of 1 is for all
         sequences, heads = (extent == 1 for extent in mask.shape[:2])

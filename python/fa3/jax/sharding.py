@@ -50,7 +50,7 @@ def result_types(*operands, call):
             return named[name[1:]]
         shape = tuple(sizes[x] for x in call.extents(name))
         dtype = jnp.bfloat16 if q.dtype == jnp.float8_e4m3fn else q.dtype
-        dtype = jnp.dtype("float32" if name == "lse" else dtype)
+        dtype = jnp.dtype("float32" if name in ("lse", "max_logit") else dtype)
         return q.update(shape=shape, dtype=dtype, sharding=NamedSharding(mesh, spec))
 
     return [*map(type_of, call.results, specs_of(call, call.results, axes))]
@@ -106,11 +106,11 @@ def rule(call, mesh, operands, results):
     def side(names):
         return ", ".join(" ".join(call.extents(name)).replace("h", heads) for name in names)
 
-    text = side(call.operands)
+    text = f"{side(call.operands)} -> {side(call.results)}"
     order = dict.fromkeys(x for x in text if x.isalpha())  # of appearance, as Shardy wants it
     may_be_cut = "" if call.has_dropout() else "bgh"
     options = {"need_replication_factors": tuple(x for x in order if x not in may_be_cut)}
-    return f"{text} -> {side(call.results)}", options | ({"r": group} if "r" in order else {})
+    return text, options | ({"r": group} if "r" in order else {})
 
 
 def vary_alike(arrays):

@@ -32,21 +32,22 @@ INPUT_TYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 @takes_options()
-def attention(q, k, v, *others, return_lse=False, bias=None, **options):
+def attention(q, k, v, *others, return_lse=False, return_max_logit=False, bias=None, **options):
     """fa3.attention for JAX, inside and outside of jax.jit: same arguments, shapes and results.
 
-    Differentiable in q, k, v and sink, also through the LSE, by jax.grad and jax.vjp; works under
-    jax.vmap, jax.checkpoint, jax.lax.scan and jax.shard_map. Arrays that are sharded over batch or
-    heads are computed where they are: the devices must divide the key heads, or be as many as
-    divide the query heads of a single key head.
+    Differentiable in q, k, v, sink and gate, also through the LSE, by jax.grad and jax.vjp; works
+    under jax.vmap, jax.checkpoint, jax.lax.scan and jax.shard_map. Arrays that are sharded over
+    batch or heads are computed where they are: the devices must divide the key heads, or be as many
+    as divide the query heads of a single key head.
 
-    Arrays are q, k, v, bias, sink, cu_seqlens, seqused, dropout_seed, block_mask, page_table,
+    Arrays are q, k, v, bias, sink, gate, cu_seqlens, seqused, dropout_seed, block_mask, page_table,
     batch_index, left_padding, descales and means; everything else is a Python value, known while
     the program is traced.
 
     Args:
         q, k, v: as in fa3.attention.
         return_lse: also return the LSE.
+        return_max_logit: also return the largest logit of each sequence and head. No gradient.
         bias: booleans that broadcast to (b, hq, sq, sk), True where a query sees a key, are a
             block mask. 16- or 32-bit floats are added to the scores, behind the softcap and before
             the mask, and are differentiable: XLA's operations compute such a call, one block of
@@ -64,7 +65,7 @@ def attention(q, k, v, *others, return_lse=False, bias=None, **options):
         deterministic: gradients are bitwise repeatable. The forward pass always is.
 
     Returns:
-        out, or (out, lse), as fa3.attention does.
+        out, or a tuple of out, lse and max_logit, as fa3.attention does.
 
     Raises:
         fa3.InvalidArgument, fa3.Unsupported, TypeError: while the program is traced and compiled.
@@ -76,6 +77,8 @@ def attention(q, k, v, *others, return_lse=False, bias=None, **options):
     if bias is not None:
         refuse_no_array(bias, "bias")
         if bias.dtype != bool:
+            if return_max_logit:
+                raise Unsupported("return_max_logit: expected False with a bias of floats")
             return attend_with_bias(q, k, v, bias, return_lse, options)
         if options.get("block_mask") is not None:
             raise Unsupported("bias: expected floats or None together with block_mask")
@@ -91,9 +94,11 @@ def attention(q, k, v, *others, return_lse=False, bias=None, **options):
     }
     arrays = {"q": q, "k": k, "v": v}
     arrays |= {name: given.pop(name) for name in OPTION_TENSORS if name in given}
-    refuse_wrong_kinds(arrays, given | {"return_lse": return_lse})
+    asked = {"return_lse": return_lse, "return_max_logit": return_max_logit}
+    refuse_wrong_kinds(arrays, given | asked)
     refuse_wrong_call(arrays, given)
-    static = Static(bool(return_lse), tuple((x, plain(x, given[x])) for x in given))
+    results = "out", *(["lse"] if return_lse else []), *(["max_logit"] if return_max_logit else [])
+    static = Static(results, tuple((x, plain(x, given[x])) for x in given))
     arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
     return attend(static, vary_alike(arrays))
 
@@ -114,7 +119,7 @@ def seed_words(seed):
 class Static(NamedTuple):
     """What is known while a program is traced."""
 
-    return_lse: bool
+    results: tuple  # of "out", "lse" and "max_logit"
     options: tuple  # of Call
 
     def forward(self, arrays, results):
@@ -126,26 +131,31 @@ class Static(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(static, arrays):
-    if static.return_lse:
-        found = static.forward(arrays, ("out", "lse"))
-        return found["out"], found["lse"]
-    return static.forward(arrays, ("out",))["out"]
+    return results_of(static, static.forward(arrays, static.results))
+
+
+def results_of(static, found):
+    results = tuple(found[name] for name in static.results)
+    return results if len(results) > 1 else results[0]
 
 
 def attend_forward(static, arrays):
     refuse_without_gradient(arrays, static.options)
-    found = static.forward(arrays, ("out", "lse"))
-    result = (found["out"], found["lse"]) if static.return_lse else found["out"]
-    return result, (arrays, found)
+    wanted = [x for x in ("out", "lse", "max_logit") if x == "lse" or x in static.results]
+    found = static.forward(arrays, tuple(wanted))
+    saved = {name: found[name] for name in ("out", "lse")}
+    return results_of(static, found), (arrays, saved)
 
 
 def attend_backward(static, saved, cotangents):
     arrays, found = saved
-    do, dlse = cotangents if static.return_lse else (cotangents, None)
-    operands = {"do": do, **arrays, **found}
-    if dlse is not None:
-        operands["dlse"] = dlse
-    results = ("dq", "dk", "dv") + ("dsink",) * ("sink" in arrays)
+    if len(static.results) == 1:
+        cotangents = (cotangents,)
+    given = dict(zip(static.results, cotangents, strict=True))
+    operands = {"do": given["out"], **arrays, **found}
+    if "lse" in given:
+        operands["dlse"] = given["lse"]
+    results = ("dq", "dk", "dv", *(f"d{x}" for x in ("sink", "gate") if x in arrays))
     gradients = static.backward(operands, results)
     return ({name: gradients.get(f"d{name}") for name in arrays},)
 

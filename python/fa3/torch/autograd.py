@@ -37,21 +37,25 @@ NO_GRADIENTS = Options(*(None for _ in DEFAULTS))
 
 
 class Attention(Function):
-    """(run, q, k, v, *options of both passes) -> (out, lse). run(q, k, v, *options) computes."""
+    """(run, q, k, v, *options of both passes) -> (out, lse) or (out, lse, max_logit).
+
+    run(q, k, v, *options) computes.
+    """
 
     @staticmethod
     def forward(ctx, run, q, k, v, *options):
         refuse_without_gradient(k, options)
         operators.refuse_without_backward(q, k, v, options)
-        out, lse = run(q, k, v, *options)
+        out, lse, *max_logit = run(q, k, v, *options)
+        ctx.mark_non_differentiable(*max_logit)
         ctx.set_materialize_grads(False)  # most losses do not read the LSE
         named = Options(*options)
         ctx.save_for_backward(q, k, v, out, lse, *named.tensors())
         ctx.options, ctx.num_options = named.with_tensors(NO_GRADIENTS.tensors()), len(options)
-        return out, lse
+        return out, lse, *max_logit
 
     @staticmethod
-    def backward(ctx, do, dlse):
+    def backward(ctx, do, dlse, *_):
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         options = ctx.options.with_tensors(tensors)
         if torch.are_deterministic_algorithms_enabled():
@@ -63,14 +67,18 @@ class Attention(Function):
         else:
             run = record_gradient if torch.is_grad_enabled() else unrecorded
             results = run(backward, *arguments)
-        dq, dk, dv, dsink = results
-        of_options = NO_GRADIENTS._replace(sink=None if options.sink is None else dsink)
+        dq, dk, dv, dsink, dgate = results
+        of_options = NO_GRADIENTS._replace(
+            sink=None if options.sink is None else dsink,
+            gate=None if options.gate is None else dgate,
+        )
         return None, dq, dk, dv, *of_options[: ctx.num_options]
 
 
 def record_forward_out(op, q, k, v, out, *options):
     if needs_gradient(q, k, v, out, *options):
-        inputs = {"q": q, "k": k, "v": v, "sink": Options(*options).sink, "out": out}
+        named = Options(*options)
+        inputs = {"q": q, "k": k, "v": v, "sink": named.sink, "gate": named.gate, "out": out}
         refuse_gradients("since out= is written in place", **inputs)
     refuse_negated(out, "out")
     written(out)
@@ -82,6 +90,13 @@ forward = define(
     operators.SCHEMAS["forward"],
     operators.forward_kernel,
     operators.forward_shapes,
+    recorded_by(Attention),
+)
+forward_max_logit = define(
+    "forward_max_logit",
+    operators.SCHEMAS["forward_max_logit"],
+    operators.forward_max_logit_kernel,
+    operators.forward_max_logit_shapes,
     recorded_by(Attention),
 )
 forward_out = define(
@@ -100,7 +115,7 @@ backward = define(
 )
 
 
-def attend(q, k, v, out, return_lse, options, generator=None):
+def attend(q, k, v, out, return_lse, options, generator=None, return_max_logit=False):
     """attention() of public.py with its options as one list, see in_order()."""
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         refuse_other_than_tensor("k", k)
@@ -114,7 +129,8 @@ def attend(q, k, v, out, return_lse, options, generator=None):
             q, k, v = to_autocast_type(device_type, q, k, v)
     options = seeded(q, options, generator)
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
-        return in_float64(q, k, v, out, return_lse, options)  # gradients flow into numbers, too
+        # Gradients flow into numbers, too.
+        return in_float64(q, k, v, out, return_lse, return_max_logit, options)
     numbers = options[CAP_AND_SCALE]
     if numbers and not (plain and NUMBERS.issuperset(map(type, numbers))):
         named = Options(*options)
@@ -126,15 +142,23 @@ def attend(q, k, v, out, return_lse, options, generator=None):
         if plain and not needs_gradient(q, k, v, *others):
             if out is not None:
                 written(out)
-            return operators.run_plainly(q, k, v, out, return_lse, options)
+            return operators.run_plainly(q, k, v, out, return_lse, return_max_logit, options)
     if not plain:
         refuse_without_strides(q=q, k=k, v=v)
         if "torch.distributed.tensor" in sys.modules:
             learn_sharding(q)
         if onnx.is_exporting():
-            return onnx.attention(q, k, v, options, return_lse)
+            return onnx.attention(q, k, v, options, return_lse, return_max_logit)
+    if out is not None and return_max_logit:
+        raise Unsupported(
+            "out: expected None with return_max_logit where something watches the call"
+        )
     try:
-        if out is not None:
+        if return_max_logit:
+            run = operators.forward_max_logit_kernel
+            given = q, k, v, *options
+            result = Attention.apply(run, *given) if plain else forward_max_logit(*given)
+        elif out is not None:
             result = out, forward_out(q, k, v, out, *options)
         elif plain:
             result = Attention.apply(operators.forward_kernel, q, k, v, *options)
@@ -144,6 +168,8 @@ def attend(q, k, v, out, return_lse, options, generator=None):
         if type(error) is RuntimeError:
             refuse_wrong_types(options)
         raise
+    if return_max_logit and not return_lse:
+        return result[0], result[2]
     return result if return_lse else result[0]
 
 
@@ -153,11 +179,14 @@ def learn_sharding(tensor):
         import fa3.torch.sharding  # noqa: F401
 
 
-def in_float64(q, k, v, out, return_lse, options):
+def in_float64(q, k, v, out, return_lse, return_max_logit, options):
     if out is not None:
         raise Unsupported("out: not with float64, whose attention is a textbook's")
-    result = textbook.attention(q, k, v, options)
-    return result if return_lse else result[0]
+    out, lse = textbook.attention(q, k, v, options)
+    found = (out, lse) if return_lse else (out,)
+    if return_max_logit:
+        found = *found, textbook.max_logit(q, k, options)
+    return found if len(found) > 1 else out
 
 
 def gradients(do, q, k, v, out, lse, dlse, options):
@@ -170,12 +199,13 @@ def gradients(do, q, k, v, out, lse, dlse, options):
     named = Options(*seeded(q, options, None))
     of_both_passes = named[: len(BOTH_PASSES)]
     try:
-        dq, dk, dv, dsink = backward(do, q, k, v, out, lse, *of_both_passes, dlse)
+        dq, dk, dv, dsink, dgate = backward(do, q, k, v, out, lse, *of_both_passes, dlse)
     except RuntimeError as error:
         if type(error) is RuntimeError:
             refuse_wrong_types(options)
         raise
-    return dq, dk, dv, None if named.sink is None else dsink
+    sink, gate = named.sink, named.gate
+    return dq, dk, dv, None if sink is None else dsink, None if gate is None else dgate
 
 
 def refuse_without_gradient(k, options):

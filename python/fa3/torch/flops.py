@@ -27,6 +27,11 @@ def forward_flops(q, k, v, *options, **_):
     return 2 * scores(q, k, Options(*options)) * (q.shape[-1] + v.shape[-1])
 
 
+@register_flop_formula(torch.ops.fa3.forward_max_logit, get_raw=True)
+def forward_max_logit_flops(q, k, v, *options, **_):
+    return forward_flops(q, k, v, *options)
+
+
 @register_flop_formula(torch.ops.fa3.forward_out, get_raw=True)
 def forward_out_flops(q, k, v, out, *options, **_):
     return forward_flops(q, k, v, *options)

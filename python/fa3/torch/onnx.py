@@ -19,12 +19,13 @@ def is_exporting():
 is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def attention(q, k, v, options, return_lse):
+def attention(q, k, v, options, return_lse, return_max_logit=False):
     """out of fa3.attention, for (b, s, h, d) tensors. options: in order."""
     options = Options(*options)
     names = list(DEFAULTS)[len(SCORES) :]
     given = [name for name in names if getattr(options, name) is not DEFAULTS[name]]
     given += ["return_lse"] if return_lse else []
+    given += ["return_max_logit"] if return_max_logit else []
     given += ["softcap"] if options.softcap else []
     if given:
         raise Unsupported(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.fa3.{forward, forward_out, backward}: the calls that compilers and modes see.
+"""torch.ops.fa3.{forward, forward_out, forward_max_logit, backward}: what compilers and modes see.
 
 Operators have a fixed number of results, and strides of outputs follow from shapes (new_out), so
 that the kernels of shapes are right. library.py says how they are defined, autograd.py has the
@@ -16,9 +16,11 @@ QKV = "Tensor q, Tensor k, Tensor v"
 FORWARD_OPTIONS, BACKWARD_OPTIONS = ", ".join(FORWARD), ", ".join(BOTH_PASSES)
 SCHEMAS = {
     "forward": f"({QKV}, {FORWARD_OPTIONS}) -> (Tensor out, Tensor lse)",
+    "forward_max_logit": f"({QKV}, {FORWARD_OPTIONS}) -> "
+    "(Tensor out, Tensor lse, Tensor max_logit)",
     "forward_out": f"({QKV}, Tensor(a!) out, {FORWARD_OPTIONS}) -> Tensor lse",
     "backward": f"(Tensor do, {QKV}, Tensor out, Tensor lse, {BACKWARD_OPTIONS}, "
-    "Tensor? dlse=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+    "Tensor? dlse=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dgate)",
 }
 NUM_THREADS = list(DEFAULTS).index("num_threads")
 DROPOUT_SEED = list(DEFAULTS).index("dropout_seed")
@@ -191,14 +193,23 @@ def new_lse(q):
     return torch.empty(result_shapes(q, q)[1], dtype=torch.float32, device=q.device)
 
 
-def new_gradients(q, k, v, sink):
-    """dq, dk, dv and dsink; dsink has no elements where there is no sink."""
+def new_max_logit(q, options):
+    """(sequences, heads)"""
+    cu_seqlens_q = Options(*options).cu_seqlens_q
+    sequences = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    return q.new_empty((sequences, q.shape[-2]), dtype=torch.float32)
+
+
+def new_gradients(q, k, v, sink, gate=None):
+    """dq, dk, dv, dsink and dgate; the last two have no elements without a sink and a gate."""
     dsink = q.new_empty((0,), dtype=torch.float32) if sink is None else sink.new_empty(sink.shape)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
+    dgate = q.new_empty((0,)) if gate is None else gate.new_empty(gate.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink, dgate
 
 
-def run_forward(q, k, v, out, lse, options, partial=None):
-    """Writes out and, unless it is None, lse. options: in order, or some of the first.
+def run_forward(q, k, v, out, lse, options, partial=None, max_logit=None):
+    """Writes out and, unless they are None, lse and max_logit. options: in order, or some of the
+    first.
 
     partial: out and LSE over other keys, in float32, which the call goes on from; may be out, lse.
     """
@@ -206,20 +217,22 @@ def run_forward(q, k, v, out, lse, options, partial=None):
         options = with_threads(q, options)
     if len(options) > DROPOUT_SEED:
         options = with_seed_viewed(options)
-    if partial is not None:
-        options = [*options, *IN_ORDER[len(options) :], *partial]
+    if partial is not None or max_logit is not None:
+        options = [*options, *IN_ORDER[len(options) :], max_logit, *(partial or ())]
     _native.forward(lend, q, k, v, out, lse, *options)
 
 
 def run_backward(do, q, k, v, out, lse, dlse, gradients, options, accumulate=(False, False)):
-    """Writes gradients, (dq, dk, dv, dsink), of which the last is None without a sink.
+    """Writes gradients, (dq, dk, dv, dsink), of which the last is None without a sink, and dgate
+    behind them where there is a gate.
 
     accumulate: whether dq, and whether dk and dv, which are float32 then, are added to instead.
     """
     do, k, v = readable_by_tma(do), with_own_heads(k), with_own_heads(v)
     options = with_seed_viewed(with_threads(q, options))
-    if any(accumulate):
-        options = [*options, *IN_ORDER[len(options) : len(BOTH_PASSES)], *accumulate]
+    *gradients, dgate = gradients if len(gradients) > 4 else (*gradients, None)
+    if dgate is not None or any(accumulate):
+        options = [*options, *IN_ORDER[len(options) : len(BOTH_PASSES)], dgate, *accumulate]
     _native.backward(lend, do, q, k, v, out, lse, dlse, *gradients, *options)
 
 
@@ -279,10 +292,20 @@ def forward_kernel(q, k, v, *options):
     return out, lse
 
 
-def run_plainly(q, k, v, out, return_lse, options):
+def forward_max_logit_kernel(q, k, v, *options):
+    out, lse, max_logit = new_out_quickly(q, v), new_lse(q), new_max_logit(q, options)
+    run_forward(q, k, v, out, lse, options, max_logit=max_logit)
+    return out, lse, max_logit
+
+
+def run_plainly(q, k, v, out, return_lse, return_max_logit, options):
     """attention() of a plain call: no operator, for the dispatcher need not see it."""
     out = new_out_quickly(q, v) if out is None else out
     lse = new_lse(q) if return_lse else None
+    if return_max_logit:
+        max_logit = new_max_logit(q, options)
+        run_forward(q, k, v, out, lse, options, max_logit=max_logit)
+        return (out, lse, max_logit) if return_lse else (out, max_logit)
     run_forward(q, k, v, out, lse, options)
     return (out, lse) if return_lse else out
 
@@ -296,15 +319,19 @@ def forward_out_kernel(q, k, v, out, *options):
 def backward_kernel(do, q, k, v, out, lse, *rest):
     options = rest[: len(BOTH_PASSES)]
     dlse = rest[-1] if len(rest) > len(BOTH_PASSES) else None
-    sink = Options(*options).sink
-    dq, dk, dv, dsink = new_gradients(q, k, v, sink)
-    gradients = dq, dk, dv, None if sink is None else dsink
-    run_backward(do, q, k, v, out, lse, dlse, gradients, options)
-    return dq, dk, dv, dsink
+    named = Options(*options)
+    dq, dk, dv, dsink, dgate = new_gradients(q, k, v, named.sink, named.gate)
+    of_options = None if named.sink is None else dsink, None if named.gate is None else dgate
+    run_backward(do, q, k, v, out, lse, dlse, (dq, dk, dv, *of_options), options)
+    return dq, dk, dv, dsink, dgate
 
 
 def forward_shapes(q, k, v, *options):
     return new_out(q, v), new_lse(q)
+
+
+def forward_max_logit_shapes(q, k, v, *options):
+    return new_out(q, v), new_lse(q), new_max_logit(q, options)
 
 
 def forward_out_shapes(q, k, v, out, *options):
@@ -312,4 +339,5 @@ def forward_out_shapes(q, k, v, out, *options):
 
 
 def backward_shapes(do, q, k, v, out, lse, *rest):
-    return new_gradients(q, k, v, Options(*rest[: len(BOTH_PASSES)]).sink)
+    options = Options(*rest[: len(BOTH_PASSES)])
+    return new_gradients(q, k, v, options.sink, options.gate)

@@ -14,8 +14,13 @@ from fa3.torch.operators import is_any_autocast_enabled
 LENGTHS = frozenset(masks.LENGTHS)
 
 
-def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options):
+def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options, return_max_logit=False):
     """attention() with bias or alibi_slopes. options: by name."""
+    if return_max_logit:
+        raise Unsupported(
+            "return_max_logit: expected False with bias or alibi_slopes, whose kernels may begin "
+            "with what is added to scale * q.k"
+        )
     if is_any_autocast_enabled():
         device_type = "cuda" if q.is_cuda else q.device.type
         if torch.is_autocast_enabled(device_type):
@@ -35,12 +40,14 @@ def attention(
     *others,
     out=None,
     return_lse=False,
+    return_max_logit=False,
     generator=None,
     bias=None,
     alibi_slopes=None,
     **options,
 ):
-    """fa3.attention for torch tensors, differentiable in q, k, v, sink, bias and alibi_slopes.
+    """fa3.attention for torch tensors, differentiable in q, k, v, sink, gate, bias and
+    alibi_slopes.
 
     Source: FlashAttention-3 (arXiv 2407.08608), Algorithm 1; its gradient, FlashAttention-2 (arXiv
     2307.08691), Algorithm 2. Traceable by torch.compile(fullgraph=True). Runs on torch's current
@@ -52,6 +59,7 @@ def attention(
         k, v: (b, sk, hk, d | dv), or packed; hq % hk == 0.
         out: written instead of a new tensor; none of the inputs may then need a gradient.
         return_lse: also return the LSE, which is differentiable too (a z-loss, a merge).
+        return_max_logit: also return the largest logit of each head, which has no gradient.
         generator: the torch.Generator that gives the seed of dropout_p; None is the device's own.
             Not under torch.compile, which traces the device's own.
         bias, alibi_slopes: as of fa3.attention; not inside of torch.compile(fullgraph=True).
@@ -59,8 +67,9 @@ def attention(
             repeatable with deterministic=True or torch.use_deterministic_algorithms(True).
 
     Returns:
-        out (b, sq, hq, dv), or (out, lse); lse (b, hq, sq), or (hq, total_q) if packed, float32,
-        natural log of the sum of exp(scores). A row that sees no key has out = 0, lse = -inf.
+        out (b, sq, hq, dv), or (out, lse), (out, max_logit) or (out, lse, max_logit); lse
+        (b, hq, sq), or (hq, total_q) if packed, float32, natural log of the sum of exp(scores);
+        max_logit (sequences, hq), float32. A row that sees no key has out = 0, lse = -inf.
 
     Raises:
         fa3.InvalidArgument: the call is wrong. Also a ValueError.
@@ -72,7 +81,9 @@ def attention(
     if bias is not None or alibi_slopes is not None:
         if generator is not None:
             raise Unsupported("generator: not together with bias and alibi_slopes")
-        return attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options)
+        given = q, k, v, bias, alibi_slopes, out, return_lse, options, return_max_logit
+        return attend_with_bias(*given)
     if "block_mask" in options:
         refuse_other_extents(options["block_mask"], q, k, options)
-    return attend(q, k, v, out, return_lse, in_order("attention", options), generator)
+    in_order_options = in_order("attention", options)
+    return attend(q, k, v, out, return_lse, in_order_options, generator, return_max_logit)

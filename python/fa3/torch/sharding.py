@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How torch.ops.fa3.{forward, backward} are cut over devices: DTensor's strategies.
+"""How torch.ops.fa3.{forward, forward_max_logit, backward} are cut over devices, for DTensor.
 
 By batch and by heads; nothing is communicated but the gradient of a sink, a sum over the batch.
 Imported with the first DTensor: torch.distributed.tensor takes long to import.
@@ -74,14 +74,27 @@ def is_tensor(value):
 
 
 def placements(way, call):
-    return [way(name, spec) if is_tensor(spec) else None for name, spec in call.items()]
+    # A gate lies as q does; its last dimension may be left out.
+    like = {"gate": call["q"]}
+    return [
+        way(name, like.get(name, spec)) if is_tensor(spec) else None for name, spec in call.items()
+    ]
 
 
 @register_sharding(torch.ops.fa3.forward.default)
 def place_forward(*arguments):
     call = dict(zip(FORWARD_ARGUMENTS, arguments, strict=False))
-    q = call["q"]
-    return [([way("out", q), way("lse", lse_of(q))], placements(way, call)) for way in ways(call)]
+    return [(of_results(way, call["q"]), placements(way, call)) for way in ways(call)]
+
+
+@register_sharding(torch.ops.fa3.forward_max_logit.default)
+def place_forward_max_logit(*arguments):
+    call = dict(zip(FORWARD_ARGUMENTS, arguments, strict=False))
+    found = []
+    for way in ways(call):
+        max_logit = way("k_descale", max_logit_of)  # (sequences, heads), as descales are
+        found.append(([*of_results(way, call["q"]), max_logit], placements(way, call)))
+    return found
 
 
 @register_sharding(torch.ops.fa3.backward.default)
@@ -91,8 +104,19 @@ def place_backward(*arguments):
     for way in ways(call):
         sink = call["sink"]
         dsink = Replicate() if sink is None else Partial() if way is by_batch else way("sink", sink)
-        found.append(([*(way(x, call[x]) for x in QKV), dsink], placements(way, call)))
+        dgate = Replicate() if call["gate"] is None else way("gate", call["q"])
+        found.append(([*(way(x, call[x]) for x in QKV), dsink, dgate], placements(way, call)))
     return found
+
+
+def of_results(way, q):
+    return [way("out", q), way("lse", lse_of(q))]
+
+
+class max_logit_of:
+    """The rank of max logits."""
+
+    ndim = 2
 
 
 class lse_of:

@@ -37,8 +37,28 @@ def attention(q, k, v, options):
         found = one_sequence(flat[0][at_q], flat[1][at_k], flat[2][at_k], options, number)
         out, lse = (x.index_copy(0, rows, y) for x, y in zip((out, lse), found, strict=True))
     out = out.unflatten(0, q.shape[:2]) if q.ndim == 4 else out
+    if (gate := options.gate) is not None:
+        out = out * (gate if gate.ndim == out.ndim else gate[..., None]).sigmoid()
     lse = lse.unflatten(0, q.shape[:2]) if q.ndim == 4 else lse
     return out, lse.transpose(-1, -2)
+
+
+def max_logit(q, k, options):
+    """(sequences, heads) in float64, of fa3.attention."""
+    options = Options(*options)
+    found = []
+    with torch.no_grad():
+        flat_q, flat_k = (x.flatten(0, 1) if x.ndim == 4 else x for x in (q, k))
+        rows_q = rows_of_sequences(q, options.cu_seqlens_q, options.seqused_q)
+        rows_k = rows_of_sequences(k, options.cu_seqlens_k, options.seqused_k)
+        for number, (at_q, at_k) in enumerate(zip(rows_q, rows_k, strict=True)):
+            logits = scores_of(flat_q[at_q], flat_k[at_k], options._replace(softcap=0.0))
+            if options.block_mask is not None:
+                seen = shown(options, number, q.shape[-2], *logits.shape[1:])
+                logits = logits.masked_fill(~seen, -torch.inf)
+            none = logits.new_full((q.shape[-2], 1), -torch.inf)
+            found.append(torch.cat([logits.flatten(1), none], 1).amax(1))
+    return torch.stack(found) if found else q.new_empty((0, q.shape[-2]))
 
 
 def one_sequence(q, k, v, options, number):
@@ -150,9 +170,10 @@ def refuse_wrong(q, k, v, options):
     if torch.compiler.is_compiling() or not have_memory(q, k, v):
         return
     alike = (x.new_empty(x.shape, dtype=torch.float32) for x in (q, k, v))  # nobody reads them
-    if isinstance(options.sink, torch.Tensor):
-        sink = options.sink.new_zeros(options.sink.shape, dtype=torch.float32)
-        options = options._replace(sink=sink)
+    for name in ("sink", "gate"):
+        if isinstance(tensor := getattr(options, name), torch.Tensor):
+            zeros = tensor.new_zeros(tensor.shape, dtype=torch.float32)
+            options = options._replace(**{name: zeros})
     _native.forward_validate(*alike, None, None, *with_seed_viewed(options))
 
 

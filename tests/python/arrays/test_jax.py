@@ -67,7 +67,7 @@ def test_both_passes_have_the_bits_of_the_numpy_front(name, dtype):
     dlse = np.random.default_rng(1).standard_normal(lse.shape, np.float32)
     exact = fa3.attention_backward(do, q, k, v, out, lse, dlse=dlse, sink=sink, **options)
     found = both_passes(q, k, v, do, dlse, sink, options)
-    for ours, expected in zip(found, (out, lse, *exact), strict=True):
+    for ours, expected in zip(found, (out, lse, *exact[:4]), strict=True):
         if expected is not None:
             assert ours.dtype == expected.dtype
             np.testing.assert_array_equal(ours, expected)

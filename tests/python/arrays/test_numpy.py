@@ -103,7 +103,8 @@ def test_gradients_of_the_lse_equal_the_oracle(name, engine):
     options["engine"] = engine
     gradients = fa3.attention_backward(do, q, k, v, out, lse, dlse=dlse, **options)
     expected = oracle.backward(*x[:4], dlse=dlse, **x.options)
-    for name, actual, exact in zip(("dq", "dk", "dv", "dsink"), gradients, expected, strict=True):
+    names = "dq", "dk", "dv", "dsink"
+    for name, actual, exact in zip(names, gradients[:4], expected, strict=True):
         if exact is not None:
             np.testing.assert_allclose(actual, exact, rtol=1e-5, atol=2e-5, err_msg=name)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import distributed_calls as calls
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from distributed_group import join, run_cases
@@ -223,6 +224,25 @@ def infinite_sinks_take_nothing_or_everything(world):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
+def a_gate_multiplies_the_merged_result(world):
+    q, k, v, do, _ = inputs(24, world, batch=1)
+    for gate in (torch.randn_like(do), torch.randn(do.shape[:-1])):
+        dist.broadcast(gate, 0)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, gate)]
+        out = fa3.attention(*leaves[:3], gate=leaves[3], causal=True)
+        gradients = torch.autograd.grad(out, leaves, do)
+        expected = [distributed.shard(x) for x in (out, *gradients)]
+        parts = [distributed.shard(x.detach()).requires_grad_() for x in leaves]
+        for method, degree in methods(world):
+            options = {"method": method, "ulysses_degree": degree, "causal": True}
+            mine = distributed.attention(*parts[:3], gate=parts[3], **options)
+            got = [mine, *torch.autograd.grad(mine, parts, distributed.shard(do))]
+            for x, y in zip(got, expected, strict=True):
+                torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    with pytest.raises(fa3.InvalidArgument, match="gate: expected a tensor"):
+        distributed.attention(*parts[:3], gate=parts[3][:, :1])
+
+
 CASES = [
     ranks_that_write_to_each_other_get_what_messages_bring,
     every_method_equals_the_oracle,
@@ -231,6 +251,7 @@ CASES = [
     gradients_of_the_lse_equal_one_process,
     both_passes_repeat_bit_by_bit,
     infinite_sinks_take_nothing_or_everything,
+    a_gate_multiplies_the_merged_result,
     calls.parts_make_the_whole,
     calls.a_group_may_be_some_ranks_or_a_mesh,
     calls.ranks_that_disagree_learn_it_by_one_sentence,

@@ -152,8 +152,8 @@ VIEW = (ARRAY.ctypes.data, "float32", 1, 0, ARRAY.shape, (8, 8, 8, 1))
 @pytest.mark.parametrize(
     "call, tensors, lines, behind",
     [
-        (_native.forward, (*[VIEW] * 4, None), _options.FORWARD, (None, None)),
-        (_native.backward, (*[VIEW] * 5, *[None] * 6), _options.BOTH_PASSES, (False, False)),
+        (_native.forward, (*[VIEW] * 4, None), _options.FORWARD, (None, None, None)),
+        (_native.backward, (*[VIEW] * 5, *[None] * 6), _options.BOTH_PASSES, (None, False, False)),
     ],
     ids=["forward", "backward"],
 )

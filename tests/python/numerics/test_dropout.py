@@ -74,7 +74,7 @@ def test_both_passes_equal_the_oracle_under_the_mask(engine, name):
     close(lse, expected[1])
     gradients = fa3.attention_backward(do, q, k, v, out, lse, **options, **dropout)
     for actual, wanted in zip(
-        gradients, oracle.backward(q, k, v, do, kept=kept, **options), strict=True
+        gradients[:4], oracle.backward(q, k, v, do, kept=kept, **options), strict=True
     ):
         if wanted is not None:
             close(actual, wanted, 2e-4)

@@ -346,21 +346,26 @@ mesh = DeviceMesh("cpu", [0, 1])
 torch.manual_seed(0)
 q, k, v = (torch.randn(2, 5, h, 8, requires_grad=True) for h in (4, 2, 2))
 sink = torch.randn(4, requires_grad=True)
-whole = fa3.attention(q, k, v, causal=True, sink=sink)
-expected = torch.autograd.grad(whole.square().sum(), (q, k, v, sink))
+gate = torch.randn(2, 5, 4, requires_grad=True)
+whole, largest = fa3.attention(q, k, v, causal=True, sink=sink, gate=gate, return_max_logit=True)
+expected = torch.autograd.grad(whole.square().sum(), (q, k, v, gate, sink))
 for placement, sinks in ((Shard(0), Replicate()), (Shard(2), Shard(0)), (Replicate(), Replicate())):
-    cut = [distribute_tensor(a.detach(), mesh, [placement]).requires_grad_() for a in (q, k, v)]
+    given = q, k, v, gate
+    cut = [distribute_tensor(a.detach(), mesh, [placement]).requires_grad_() for a in given]
     cut += [distribute_tensor(sink.detach(), mesh, [sinks]).requires_grad_()]
-    out = fa3.attention(*cut[:3], causal=True, sink=cut[3])
+    options = {"causal": True, "gate": cut[3], "sink": cut[4]}
+    out, max_logit = fa3.attention(*cut[:3], **options, return_max_logit=True)
     assert out.placements == (placement,), (placement, out.placements)
     torch.testing.assert_close(out.full_tensor(), whole)
+    torch.testing.assert_close(max_logit.full_tensor(), largest)
+    torch.testing.assert_close(fa3.attention(*cut[:3], **options).full_tensor(), whole)
     gradients = torch.autograd.grad(out.square().sum(), cut)
-    assert all(g.placements == (placement,) for g in gradients[:3])
+    assert all(g.placements == (placement,) for g in gradients[:4])
     for actual, exact in zip(gradients, expected):
         torch.testing.assert_close(actual.full_tensor(), exact)
 # Rows are gathered: a query sees keys of every shard.
 rows = [distribute_tensor(a.detach(), mesh, [Shard(1)]) for a in (q, k, v)]
-gathered = fa3.attention(*rows, causal=True, sink=cut[3].detach())
+gathered = fa3.attention(*rows, causal=True, gate=cut[3].detach(), sink=cut[4].detach())
 torch.testing.assert_close(gathered.full_tensor(), whole)
 # Three key heads on two devices: no device would get whole groups.
 odd = [torch.randn(1, 5, 3, 8) for _ in range(3)]
