@@ -20,7 +20,7 @@ CUDA_ROOMS = {
     "dropout/": "feature_params.h ptx/",
     "backward/": "softmax/ tile/ ptx/",
     "host/": "feature_params.h softmax/ tile/",
-    "kernels/": "host/ ptx/",
+    "kernels/": "host/ softmax/ tile/ ptx/",
     "engine_parts.h": "host/ kernels/",
     "lists/": "feature_params.h host/ tile/ ptx/",
     "jit/": "host/ softmax/ ptx/",

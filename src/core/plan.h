@@ -19,7 +19,7 @@ constexpr int64_t kTooManyBytes = int64_t{1} << 60;
 // whole.
 class EnginePlan {
  public:
-  static constexpr size_t kBytes = 2176;
+  static constexpr size_t kBytes = 2304;
 
   template <class T>
   void store(const T& decided) {

@@ -9,6 +9,7 @@
 #include "core/mask/mask_rule.h"
 #include "core/scales.h"
 #include "engine/cuda/feature_params.h"
+#include "engine/cuda/softmax/outputs.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/hopper/config/kernel.h"
 #include "engine/hopper/scheduler/split_kv_schedule.h"
@@ -150,9 +151,10 @@ struct ForwardParams {
   cuda::BlockLists lists;  // of key blocks, by query block
   cuda::PartialInput before;
   HeadsInWork heads_in_work;
-  CUtensorMap o_map;       // of kernels whose rows leave through shared memory; as q_map
-  bool o_slabs_together;   // o_map has dimensions {column, row, slab, head, batch} instead
-#ifdef FA3_SCORE_FUNCTION  // ScoredForwardParams of the host (launch/launch_forward.h)
+  CUtensorMap o_map;           // of kernels whose rows leave through shared memory; as q_map
+  bool o_slabs_together;       // o_map has dimensions {column, row, slab, head, batch} instead
+  cuda::OutputParams outputs;  // last, as most kernels have none of these
+#ifdef FA3_SCORE_FUNCTION      // ScoredForwardParams of the host (launch/launch_forward.h)
   alignas(CUtensorMap) ScoreOperands score;
 #endif
 };

@@ -54,7 +54,11 @@ BackwardCall call_of(const BackwardProblem& p) {
           .lengths_k = p.lengths_k,
           .has_score_function = p.score != nullptr,
           .accumulate_dq = p.accumulate_dq,
-          .accumulate_dkv = p.accumulate_dkv};
+          .accumulate_dkv = p.accumulate_dkv,
+          .gate = gate_of(p, p.head_dim_v),
+          .d_gate = {p.d_gate.data,
+                     {p.d_gate.batch_stride, p.d_gate.head_stride, p.d_gate.row_stride},
+                     p.gate.per_row ? 1 : int(p.head_dim_v)}};
 }
 
 }  // namespace fa3::cuda

@@ -5,6 +5,7 @@
 #include "core/mask/mask_rule.h"
 #include "core/problem.h"
 #include "core/seqlen.h"
+#include "engine/cuda/softmax/outputs.h"
 #include "engine/cuda/tile/rows.h"
 #include "engine/cuda/tile/tensor_span.h"
 
@@ -37,7 +38,10 @@ struct BackwardCall {
   Lengths lengths_k;
   bool has_score_function = false;
   bool accumulate_dq = false, accumulate_dkv = false;  // to what these hold
+  GateParams gate{};
+  RowTensor d_gate{};  // of its type; data null: not wanted
 
+  bool has_gate() const { return gate.kind != Gate::kNone; }
   bool is_causal() const { return mask.right == 0; }
   bool has_no_keys() const { return k.rows == 0 || k.batches == 0; }
   bool has_no_queries() const { return q.rows == 0 || q.batches == 0; }

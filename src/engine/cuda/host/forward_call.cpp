@@ -103,32 +103,53 @@ Status check_cache_scales(const Problem& p) {
   return {};
 }
 
+GateParams gate_of(const Problem& p, int64_t columns) {
+  if (!p.gate.on) return {};
+  const Operand& x = p.gate.logits;
+  const int64_t any_odd = x.batch_stride | x.row_stride | x.head_stride;
+  const bool in_pairs = any_odd % 2 == 0 && p.head_dim_v % 8 == 0 &&
+                        reinterpret_cast<uintptr_t>(x.data) % (2 * size_of(x.dtype)) == 0;
+  return {.logits = {x.data,
+                     {x.batch_stride, x.head_stride, x.row_stride},
+                     p.gate.per_row ? 1 : int(columns)},
+          .kind = p.gate.per_row ? Gate::kRows
+                  : in_pairs     ? Gate::kPairs
+                                 : Gate::kColumns,
+          .type = x.dtype == DType::float32   ? GateType::kFp32
+                  : x.dtype == DType::float16 ? GateType::kFp16
+                                              : GateType::kBf16};
+}
+
 ForwardCall call_of(const Problem& p) {
   const int64_t columns_v = std::min(p.head_dim_v, kMaxColumnsV);
   const auto [q_batches, q_rows] = extents_of(p.lengths_q, p.batch);
   const auto [k_batches, k_rows] = key_extents_of(p);
-  ForwardCall call{.q = span_of(p.q, q_batches, q_rows, p.heads_q, p.head_dim),
-                   .k = span_of(p.k, k_batches, k_rows, p.heads_k, p.head_dim),
-                   .v = span_of(p.v, k_batches, k_rows, p.heads_k, columns_v),
-                   .o = span_of(p.o, q_batches, q_rows, p.heads_q, columns_v),
-                   .head_dim_v = p.head_dim_v,
-                   .lse = {p.lse.data, {p.lse.batch_stride, p.lse.head_stride, p.lse.row_stride}},
-                   .sink = p.sink,
-                   .scale = p.scale,
-                   .softcap = p.softcap,
-                   .mask = narrow_mask(p),
-                   .block_mask = p.block_mask,
-                   .block_lists = p.block_lists,
-                   .dropout = p.dropout,
-                   .seqlen_q = int(p.lengths_q.max),
-                   .seqlen_k = int(p.lengths_k.max),
-                   .varlen = is_varlen(p),
-                   .sequences = p.batch,
-                   .lengths_q = p.lengths_q,
-                   .lengths_k = p.lengths_k,
-                   .places = p.key_places,
-                   .heads_per_kv_head = int(p.group()),
-                   .has_score_function = p.score != nullptr};
+  ForwardCall call{
+      .q = span_of(p.q, q_batches, q_rows, p.heads_q, p.head_dim),
+      .k = span_of(p.k, k_batches, k_rows, p.heads_k, p.head_dim),
+      .v = span_of(p.v, k_batches, k_rows, p.heads_k, columns_v),
+      .o = span_of(p.o, q_batches, q_rows, p.heads_q, columns_v),
+      .head_dim_v = p.head_dim_v,
+      .lse = {p.lse.data, {p.lse.batch_stride, p.lse.head_stride, p.lse.row_stride}},
+      .sink = p.sink,
+      .scale = p.scale,
+      .softcap = p.softcap,
+      .mask = narrow_mask(p),
+      .block_mask = p.block_mask,
+      .block_lists = p.block_lists,
+      .dropout = p.dropout,
+      .seqlen_q = int(p.lengths_q.max),
+      .seqlen_k = int(p.lengths_k.max),
+      .varlen = is_varlen(p),
+      .sequences = p.batch,
+      .lengths_q = p.lengths_q,
+      .lengths_k = p.lengths_k,
+      .places = p.key_places,
+      .heads_per_kv_head = int(p.group()),
+      .has_score_function = p.score != nullptr,
+      .gate = gate_of(p, columns_v),
+      .finds_max_logit = p.max_logit.on,
+      .max_logit = {p.max_logit.data, p.max_logit.batch_stride, p.max_logit.head_stride, p.scale}};
   if (p.partial.on) {
     const RowScalars& lse = p.partial.lse;
     const TensorSpan o = span_of(p.partial.o, q_batches, q_rows, p.heads_q, columns_v);

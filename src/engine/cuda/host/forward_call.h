@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/problem.h"
 #include "core/scales.h"
+#include "engine/cuda/softmax/outputs.h"
 #include "engine/cuda/tile/rows.h"
 #include "engine/cuda/tile/tensor_span.h"
 
@@ -42,6 +43,9 @@ struct ForwardCall {
   bool cache_is_e5m2 = false;  // a quantized cache; else e4m3
   bool has_score_function = false;
   PartialInput before{};  // a result that the call goes on from
+  GateParams gate{};      // of the first launch's columns, as v and o
+  bool finds_max_logit = false;
+  MaxLogitParams max_logit{};
 
   // Without a window, every query sees at least half of the keys: tiles take about equally long.
   bool tiles_are_alike() const { return mask.hides_nothing() || seqlen_k >= int64_t{2} * seqlen_q; }
@@ -50,6 +54,7 @@ struct ForwardCall {
     return mask.right == 0 && mask.left == mask.kUnbounded && mask.chunk == mask.kNoChunks &&
            !block_mask.on && seqlen_k >= seqlen_q;
   }
+  Outputs outputs() const { return {gate.kind, gate.type, finds_max_logit}; }
   bool has_no_queries() const { return q.batches == 0 || q.heads == 0 || q.rows == 0; }
   bool some_rows_see_no_key() const {
     return varlen || has_score_function || block_mask.on || mask.is_beside_diagonal() ||
@@ -74,6 +79,9 @@ Status check_row_numbers(const Problem& problem);
 
 // Refuses a quantized cache whose scales are not one for each sequence and head.
 Status check_cache_scales(const Problem& problem);
+
+// The gate of a launch with this many columns.
+GateParams gate_of(const Problem& problem, int64_t columns);
 
 ForwardCall call_of(const Problem& problem);
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/softmax/outputs.h"
 
 namespace fa3::cuda {
 
@@ -27,6 +28,13 @@ template <class T>
 concept Config = requires(const T& config) {
   fields_of(config);
 };
+
+constexpr const char* type_name(Gate) {
+  return "Gate";
+}
+constexpr const char* type_name(GateType) {
+  return "GateType";
+}
 
 struct AnyField {
   template <class T>
@@ -55,6 +63,12 @@ template <Config T>
 constexpr bool has_all_fields() {
   return num_fields<T>() == std::tuple_size_v<decltype(fields_of(std::declval<T>()))>;
 }
+
+constexpr auto fields_of(const Outputs& outputs) {
+  const auto& [gate, gate_type, max_logit] = outputs;
+  return std::tie(gate, gate_type, max_logit);
+}
+static_assert(has_all_fields<Outputs>());
 
 template <class T, class Visit>
 constexpr void for_each_number(const T& value, const Visit& visit) {

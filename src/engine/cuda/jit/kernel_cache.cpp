@@ -33,7 +33,7 @@ Status load(const std::string& code, const void** kernel) {
   cudaKernel_t found = nullptr;
   if (error == cudaSuccess) error = cudaLibraryEnumerateKernels(&found, 1, library);
   *kernel = found;
-  return finish(error, "loading a score function's kernel");
+  return finish(error, "loading a kernel that was compiled at run time");
 }
 
 struct Known {

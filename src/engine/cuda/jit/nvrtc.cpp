@@ -60,7 +60,7 @@ void* open_library(const char* asked) {
 }
 
 // The first library that is found stays.
-Status find_nvrtc(const char* asked, Nvrtc* nvrtc) {
+Status find_nvrtc(const char* what, const char* asked, Nvrtc* nvrtc) {
   static std::mutex mutex;
   static Nvrtc known{};
   const std::lock_guard lock(mutex);
@@ -68,7 +68,7 @@ Status find_nvrtc(const char* asked, Nvrtc* nvrtc) {
     void* library = open_library(asked);
     if (library == nullptr) {
       return unsupported(
-          "a score function needs libnvrtc, which was not found",
+          "a ", what, " needs libnvrtc, which was not found",
           asked != nullptr ? concat(" at ", asked) : std::string(),
           "; it comes with the CUDA toolkit and with the package nvidia-cuda-nvrtc; FA3_NVRTC is "
           "its path");
@@ -98,27 +98,27 @@ Status compile(const Nvrtc& nvrtc, Handle handle, const Program& program, std::s
   std::vector<const char*> words;
   for (const std::string& option : options) words.push_back(option.c_str());
   const int error = nvrtc.compile(handle, int(words.size()), words.data());
-  if (error == kCompilation) return invalid("score function: ", log_of(nvrtc, handle));
+  if (error == kCompilation) return invalid(program.what, ": ", log_of(nvrtc, handle));
   size_t size = 0;
   if (error != 0 || nvrtc.code_size(handle, &size) != 0) {
-    return unsupported("score function: NVRTC: ", nvrtc.error(error), " ", log_of(nvrtc, handle));
+    return unsupported(program.what, ": NVRTC: ", nvrtc.error(error), " ", log_of(nvrtc, handle));
   }
   code->resize(size);
   return nvrtc.code(handle, code->data()) == 0 ? Status{}
-                                               : unsupported("score function: NVRTC has no code");
+                                               : unsupported(program.what, ": NVRTC has no code");
 }
 
 }  // namespace
 
 Status compile(const Program& program, const char* library, std::string* code) {
   Nvrtc nvrtc{};
-  FA3_TRY(find_nvrtc(library, &nvrtc));
+  FA3_TRY(find_nvrtc(program.what, library, &nvrtc));
   const EmbeddedHeaders& headers = program.headers;
   Handle handle = nullptr;
   const int error =
       nvrtc.create(&handle, program.text.c_str(), "score_function.cu", int(headers.names.size()),
                    headers.texts.data(), headers.names.data());
-  if (error != 0) return unsupported("score function: NVRTC: ", nvrtc.error(error));
+  if (error != 0) return unsupported(program.what, ": NVRTC: ", nvrtc.error(error));
   Status status = compile(nvrtc, handle, program, code);
   nvrtc.destroy(&handle);
   return status;

@@ -28,6 +28,7 @@ struct Program {
   std::string architecture;  // "sm_90a"
   std::vector<std::string> options;
   EmbeddedHeaders headers;
+  const char* what = "score function";  // needs it, in errors
 };
 
 // The machine code. `library`: the path of libnvrtc, or null: FA3_NVRTC of the environment, the

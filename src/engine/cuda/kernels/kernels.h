@@ -8,6 +8,7 @@
 #include "core/append.h"
 #include "core/plan.h"
 #include "core/problem.h"
+#include "engine/cuda/softmax/outputs.h"
 
 namespace fa3::cuda {
 
@@ -21,6 +22,10 @@ Status run_append(const AppendProblem& problem, void* stream);
 
 // Merges partial attention over disjoint key sets. Any CUDA device would do.
 Status run_merge(const MergeProblem& problem, void* stream);
+
+// Queues a launch before the forward kernel that raises these.
+cudaError_t clear_max_logits(const MaxLogitParams& to, int64_t sequences, int heads,
+                             cudaStream_t stream);
 
 // The sinks' gradients, from what preprocess has summed for each query block.
 struct SinkSums {

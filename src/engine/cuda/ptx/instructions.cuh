@@ -234,6 +234,21 @@ __device__ __forceinline__ void store_global_if(bool condition, float2* pointer,
   store_global_if(condition, &pointer->x, value.x, value.y);
 }
 
+__device__ __forceinline__ void prefetch_to_l2(const void* pointer) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
+}
+
+// The number at `to` becomes the larger of both, or NaN. Floats are ordered as their bits are:
+// those without a sign as signed integers, the others the other way round as unsigned ones.
+__device__ __forceinline__ void raise_to(float* to, float value) {
+  const int bits = __float_as_int(value);
+  if (bits >= 0) {
+    asm volatile("red.global.max.s32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+  } else {
+    asm volatile("red.global.min.u32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+  }
+}
+
 // ---- Fragments of one warp ----
 
 // An 8 x 8 matrix of 16-bit elements, of which a lane holds two neighbours of a row, transposed.

@@ -6,7 +6,7 @@
 #include "engine/hopper/scheduler/side_kernels.h"
 
 #include "engine/cuda/host/launch.h"
-#include "engine/hopper/combine/combine_row.cuh"
+#include "engine/hopper/combine/gated_row.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
@@ -18,7 +18,7 @@ constexpr int kWarps = 8;  // of a CTA
 constexpr int kThreads = kWarps * kWarpSize;
 
 // `Warps` warps share a row, and each loads `Ahead` splits at a time.
-template <Element E, int Warps, int Ahead>
+template <Element E, int Warps, int Ahead, bool Gated>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ CombineParams m) {
   ptx::griddepcontrol_launch_dependents();
@@ -47,7 +47,11 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
     }
     if (number % Warps == 0 && row < m.partials.rows) {
-      finish_row<E, true>(sum[0], m.output, combine, row, column);
+      if constexpr (Gated) {
+        finish_row<E, true>(sum[0], m.output, combine, row, column, GatedRow{m.gate});
+      } else {
+        finish_row<E, true>(sum[0], m.output, combine, row, column);
+      }
     }
   }
 }
@@ -57,27 +61,32 @@ struct Team {
   int warps;  // of a row
 };
 
-template <Element E, int Warps, int Ahead>
+template <Element E, bool Gated, int Warps, int Ahead>
 constexpr Team team() {
-  return {&combine_kernel<E, Warps, Ahead>, Warps};
+  return {&combine_kernel<E, Warps, Ahead, Gated>, Warps};
 }
 
 // Measured (docs/lab/decoding.md): it is fastest to load all splits of a row at once, by
 // few warps and registers, so that all rows are resident.
-template <Element E>
+template <Element E, bool Gated>
 Team team_for(int64_t most_splits) {
-  if (most_splits <= 3) return team<E, 1, 2>();  // two in even ranges
-  if (most_splits <= 8) return team<E, 1, 4>();
-  if (most_splits <= 12) return team<E, 2, 6>();
-  if (most_splits <= 20) return team<E, 4, 5>();
-  return team<E, kWarps, 4>();
+  if (most_splits <= 3) return team<E, Gated, 1, 2>();  // two in even ranges
+  if (most_splits <= 8) return team<E, Gated, 1, 4>();
+  if (most_splits <= 12) return team<E, Gated, 2, 6>();
+  if (most_splits <= 20) return team<E, Gated, 4, 5>();
+  return team<E, Gated, kWarps, 4>();
+}
+template <Element E>
+Team team_for(const CombineParams& m) {
+  return m.gate.kind == Gate::kNone ? team_for<E, false>(m.most_splits)
+                                    : team_for<E, true>(m.most_splits);
 }
 
 }  // namespace
 
 cudaError_t combine_splits(const CombineParams& merge, cudaStream_t stream) {
-  const Team team = merge.element == Element::kFp16 ? team_for<Element::kFp16>(merge.most_splits)
-                                                    : team_for<Element::kBf16>(merge.most_splits);
+  const Team team = merge.element == Element::kFp16 ? team_for<Element::kFp16>(merge)
+                                                    : team_for<Element::kBf16>(merge);
   const int64_t rows = kWarps / team.warps;  // of a CTA
   const dim3 grid(unsigned(merge.num_combines), unsigned(ceil_div(merge.partials.rows, rows)));
   CombineParams params = merge;

@@ -55,6 +55,13 @@ class SplitCounter {
   uint64_t* const cell_;
 };
 
+// The gate of combined rows; none, here (gated_combine.cuh).
+template <Kernel C>
+struct CombinedGate {
+  static_assert(!C.gated(), "the source of this kernel does not include its gate");
+  static __device__ __forceinline__ NoGate of(const ForwardParams&) { return {}; }
+};
+
 // Rows times splits that a warp loads at once: several rows, if tiles have few splits.
 inline constexpr int kAtOnce = 16, kFewSplits = 4;
 
@@ -71,7 +78,8 @@ __device__ __forceinline__ void combine_rows(const ForwardParams& params, const 
     for (int r = 0; r < Rows; ++r) {
       const int tile_row = row + r * step;
       if (tile_row >= params.partials.rows) break;
-      finish_row<C.element, stores_any_rows(C)>(sums[r], params.output, tile, tile_row, column);
+      finish_row<C.element, stores_any_rows(C)>(sums[r], params.output, tile, tile_row, column,
+                                                CombinedGate<C>::of(params));
     }
   }
 }

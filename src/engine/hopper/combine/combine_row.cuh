@@ -163,10 +163,16 @@ __device__ __forceinline__ void add_sink(CombinedSum& total, float sink) {
   }
 }
 
+// Rows without a gate stay as they are.
+struct NoGate {
+  __device__ __forceinline__ void multiply(CombinedSum&, const RowPlace&, int) const {}
+};
+
 // Stores a lane's columns of a row. AnyRows: O may be float32, or its rows end anywhere.
-template <Element E, bool AnyRows>
+template <Element E, bool AnyRows, class Gate = NoGate>
 __device__ __forceinline__ void finish_row(CombinedSum& total, const ForwardOutput& to,
-                                           const CombineTile& combine, int row, int column) {
+                                           const CombineTile& combine, int row, int column,
+                                           const Gate& gate = {}) {
   const int packed_row = combine.first_row + row, query = to.pack.query(packed_row);
   if (query >= combine.queries.count) return;
   const int head = to.pack.head(combine.queries.pack, packed_row);
@@ -174,6 +180,7 @@ __device__ __forceinline__ void finish_row(CombinedSum& total, const ForwardOutp
   const float sink = has_sink ? to.sink[head] : -kInfinity;
   if (has_sink) add_sink(total, sink);
   const RowPlace place{combine.queries.batch, head, combine.queries.begin + query};
+  gate.multiply(total, place, column);
   if (column < to.o.columns) store_combined<E, AnyRows>(to, place, column, total);
   if (column == 0) store_combined_lse(to.lse, place, total, sink);
 }

@@ -45,8 +45,8 @@ constexpr auto fields_of(const Captured& captured) {
 static_assert(cuda::has_all_fields<Captured>());
 
 constexpr auto fields_of(const Kernel& kernel) {
-  const auto& [shape, element, operands, tiles, scores, sum, weights, captured] = kernel;
-  return std::tie(shape, element, operands, tiles, scores, sum, weights, captured);
+  const auto& [shape, element, operands, tiles, scores, sum, weights, captured, outputs] = kernel;
+  return std::tie(shape, element, operands, tiles, scores, sum, weights, captured, outputs);
 }
 static_assert(cuda::has_all_fields<Kernel>());
 

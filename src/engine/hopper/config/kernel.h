@@ -7,6 +7,7 @@
 
 #include "core/macros.h"
 #include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/softmax/outputs.h"
 #include "engine/hopper/config/sm90.h"
 #include "engine/hopper/tile/layout.h"
 
@@ -136,6 +137,7 @@ struct Kernel {
   Sum sum = Sum::kInRegisters;
   Weights weights = Weights::kAll;
   Captured captured = {};
+  Outputs outputs = {};  // no built kernel has any: compiled at run time
 
   bool operator==(const Kernel&) const = default;
 
@@ -164,6 +166,7 @@ struct Kernel {
   FA3_HD constexpr bool continued() const { return sum == Sum::kContinued; }
   FA3_HD constexpr bool dropout() const { return weights == Weights::kDropped; }
   FA3_HD constexpr bool block_mask() const { return weights == Weights::kMaskBits; }
+  FA3_HD constexpr bool gated() const { return outputs.gate != Gate::kNone; }
 
   // Whether the parts fit each other.
   FA3_HD constexpr bool is_consistent() const {

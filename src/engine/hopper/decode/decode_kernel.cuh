@@ -144,6 +144,7 @@ class DecodeCta {
     const cuda::PackGqa pack = params_.output.pack;
     rows.set_scale(key_scale(item));
     rows.clear();
+    if constexpr (C.outputs.max_logit) rows.forget_largest();
     rows.rescale_queries();
     const bool is_split = item.partial != TileSplit::kNotSplit;
     if constexpr (!C.is_single_sequence()) {
@@ -162,14 +163,25 @@ class DecodeCta {
       loader_.release_k();
       if constexpr (kHasScoreFunction) FunctionRows<C>::apply(rows, params_, item, first);
       if (first > seen_by_all - Stages::kKeys) rows.mask(first, end_of);
+      if constexpr (C.outputs.max_logit) rows.see_largest();
       rows.softmax();
       rows.multiply_values(loader_.wait_for_v());
       loader_.release_v();
     }
+    if constexpr (C.outputs.max_logit) raise_max_logits(rows, item);
     reduce_.put(rows, smem_.part(warp_));
     if constexpr (C.is_single_sequence()) {
       if (is_split) combine_.prepare(items_.tile(item));
     }
+  }
+
+  // Every warp calls this for its keys. Queries of a decode call have one length.
+  __device__ __forceinline__ void raise_max_logits(const Rows& rows, const DecodeTile& item) const {
+    const cuda::PackGqa pack = params_.output.pack;
+    rows.raise_largest([&](int row) -> float* {
+      if (pack.query(row) >= item.queries.count) return nullptr;
+      return params_.outputs.max_logit.at(item.queries.batch, pack.head(item.queries.pack, row));
+    });
   }
 
   __device__ __forceinline__ float scale_of(const Descales<const float>& of,
@@ -193,7 +205,8 @@ class DecodeCta {
       sum = sum.times(value_scale);
       if (item.partial == TileSplit::kNotSplit) {
         const CombineTile tile{.queries = item.queries};
-        finish_row<C.element, false>(sum, params_.output, tile, row, column);
+        finish_row<C.element, false>(sum, params_.output, tile, row, column,
+                                     CombinedGate<C>::of(params_));
       } else {
         store_partial(sum, item.partial, row, column);
       }

@@ -192,6 +192,44 @@ class WarpRows {
     scores_[i / (4 * kColumnTiles)][i / 4 % kColumnTiles][i % 4] = score;
   }
 
+  // ---- The largest natural score of each row, of the lane's keys; then of the warp's ----
+
+  __device__ __forceinline__ void forget_largest() {
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n) largest_[n][0] = largest_[n][1] = -kInfinity;
+  }
+  __device__ __forceinline__ void see_largest() {
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float most = max_nan(scores_[0][n][j], scores_[0][n][j + 2]);
+#pragma unroll
+        for (int m = 1; m < kKeyTiles; ++m) {
+          most = max_nan(most, max_nan(scores_[m][n][j], scores_[m][n][j + 2]));
+        }
+        largest_[n][j] = max_nan(largest_[n][j], most * (factor_[n][j] * kLn2));
+      }
+    }
+  }
+  // `at(row)`: the number that the row raises; null: there is no such row.
+  template <class At>
+  __device__ __forceinline__ void raise_largest(const At& at) const {
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float most = largest_[n][j];
+#pragma unroll
+        for (int distance = kQuadLanes; distance < kWarpSize; distance *= 2) {
+          most = max_nan(most, __shfl_xor_sync(0xffffffff, most, distance));
+        }
+        float* const to = at(n * 8 + 2 * at_.thread + j);
+        if (at_.group == 0 && to != nullptr && most != -kInfinity) raise_to(to, most);
+      }
+    }
+  }
+
   // Online softmax: scores become P, the sums and the output move to the new references.
   __device__ __forceinline__ void softmax() {
     float factor[kColumnTiles][2];
@@ -340,6 +378,7 @@ class WarpRows {
   float output_[kChannelTiles][kColumnTiles][4];  // O^T
   float factor_[kColumnTiles][2];  // from products to exponents of two; of the lane's query rows
   float ref_[kColumnTiles][2], sum_[kColumnTiles][2];  // the sum: of the lane's keys
+  float largest_[kColumnTiles][2];  // natural scores; of kernels that find the largest
 };
 
 }  // namespace fa3::hopper

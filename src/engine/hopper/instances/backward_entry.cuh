@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/hopper/backward/backward_kernel.cuh"
+#include "engine/hopper/backward/gated_preprocess.cuh"
 #include "engine/hopper/backward/postprocess.cuh"
 #include "engine/hopper/backward/preprocess.cuh"
 #include "engine/hopper/backward/short_sequences.cuh"
@@ -15,6 +16,7 @@ BackwardKernel backward_kernel_of() {
   constexpr BackwardConfig kRows = kMain.of_rows(), kRowsBefore = kMain.of_rows_before();
   BackwardKernel kernel{kMain,
                         reinterpret_cast<const void*>(&preprocess_kernel<kRowsBefore>),
+                        reinterpret_cast<const void*>(&gated_preprocess_kernel<kRowsBefore>),
                         reinterpret_cast<const void*>(&backward_kernel<kMain>),
                         reinterpret_cast<const void*>(&postprocess_kernel<kRows>),
                         backward_smem_bytes<kMain>(),

@@ -21,6 +21,7 @@ struct StepSplitKernels {
 struct BackwardKernel {
   BackwardConfig config;
   const void* preprocess;
+  const void* gated_preprocess;  // GatedPreprocessParams
   const void* main;
   const void* postprocess;
   int smem_bytes;                  // of both main kernels

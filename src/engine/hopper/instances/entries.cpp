@@ -19,9 +19,10 @@ const BackwardRow& row_for_all_calls(const BackwardConfig& c) {
 
 }  // namespace
 
-ForwardKernel forward_kernel_at(const Row& row, Element element) {
-  if (row.built) return entry_of(row, element)();
-  const Kernel config = kernel_of(row, element);
+ForwardKernel forward_kernel_at(const Row& row, Element element, Outputs outputs) {
+  if (row.built && !outputs.any()) return entry_of(row, element)();
+  Kernel config = kernel_of(row, element);
+  config.outputs = outputs;
   const int ctas = config.is_decode() ? decode_shape(config).ctas_per_sm : config.shape.ctas_per_sm;
   return {config, nullptr, smem_bytes_of_each(ctas)};
 }

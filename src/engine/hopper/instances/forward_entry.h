@@ -24,7 +24,8 @@ auto entry_of(const Row& row) {
   return kEntries[size_t(&row - kForward.data())];
 }
 
-// The kernel of a row of kForward. One that is compiled at run time has no function yet.
-ForwardKernel forward_kernel_at(const Row& row, Element element);
+// The kernel of a row of kForward, with these outputs. One that is compiled at run time, for a
+// score function or an output, has no function yet.
+ForwardKernel forward_kernel_at(const Row& row, Element element, Outputs outputs = {});
 
 }  // namespace fa3::hopper

@@ -12,7 +12,7 @@
 namespace fa3::hopper {
 
 // Some are empty. Decode kernels, and the backward's, have one header for all.
-using KernelHeaders = std::array<std::string_view, 7>;
+using KernelHeaders = std::array<std::string_view, 10>;
 
 using std::literals::operator""sv;
 
@@ -70,15 +70,32 @@ constexpr std::string_view header_of_loop(const Kernel& c) {
   return c.shape.overlaps ? ""sv : "engine/hopper/forward/consumer/serial_loop.cuh"sv;
 }
 
+constexpr std::string_view header_of_gate(const Kernel& c) {
+  return c.gated() ? "engine/hopper/forward/policies/gated_output.cuh"sv : ""sv;
+}
+// Rows that splits become in the kernel.
+constexpr std::string_view header_of_combined_gate(const Kernel& c) {
+  const bool combines = c.gated() && c.always_splits();
+  return combines ? "engine/hopper/combine/gated_combine.cuh"sv : ""sv;
+}
+constexpr std::string_view header_of_logits(const Kernel& c) {
+  return c.outputs.max_logit ? "engine/hopper/forward/policies/max_logit.cuh"sv : ""sv;
+}
+
 constexpr KernelHeaders headers_of(const Kernel& c) {
-  if (c.is_decode()) return {"engine/hopper/decode/decode_kernel.cuh"sv};
+  if (c.is_decode()) {
+    return {"engine/hopper/decode/decode_kernel.cuh"sv, header_of_combined_gate(c)};
+  }
   return {"engine/hopper/forward/forward_kernel.cuh"sv,
           header_of(c.scheduler()),
           header_of(c.kv_loader()),
           header_of_scores(c),
           header_of_weights(c),
           header_of_sum(c),
-          header_of_loop(c)};
+          header_of_loop(c),
+          header_of_gate(c),
+          header_of_combined_gate(c),
+          header_of_logits(c)};
 }
 
 constexpr KernelHeaders headers_of(const BackwardConfig&) {

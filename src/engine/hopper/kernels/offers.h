@@ -65,6 +65,9 @@ constexpr Needs offers_of(const Kernel& c) {
   offers.set(kAnySplits, !c.is_decode());
   offers.set(kBatchInvariant, !c.always_splits());
   offers.set(kFewRowsOfGroup);
+  // Compiled at run time (config/kernel.h).
+  offers.set(kGate, !c.continued());
+  offers.set(kMaxLogit);
   if (!c.continued()) return offers;
   const Needs not_continued{kSink,        kSoftcap,    kElsewhere,      kIndexed,
                             kLeftPadding, kSingleRows, kBatchInvariant, kFewRowsOfGroup};
@@ -77,7 +80,7 @@ constexpr Needs offers_of(const Row& row) {
   if (row.built) return offers_of(row.kernel);
   using enum Need;
   const Needs not_scored{kQuantizedKeys, kElsewhere, kIndexed, kLeftPadding, kSingleRows};
-  const Needs offers = offers_of(row.kernel);
+  const Needs offers = offers_of(row.kernel) - Needs{kGate, kMaxLogit};
   return (row.kernel.is_decode() ? offers : offers - not_scored) | row.score_kinds;
 }
 constexpr Needs requires_of(const Row& row) {

@@ -30,6 +30,17 @@ class Arrays {
                  .numbers = {int(plan.k_blocks.of_entry), int(a.k.heads)},
                  .blocks = plan.k_blocks.in_all * a.k.heads};
     sink_sums = at<float>(w_.sink_sums);
+    d_o = a.d_o;
+    if (a.has_gate()) {
+      d_o = {.data = at<uint16_t>(w_.d_a),
+             .batches = a.d_o.batches,
+             .rows = a.d_o.rows,
+             .heads = a.d_o.heads,
+             .columns = a.d_o.columns,
+             .batch_stride = a.d_o.rows * a.d_o.heads * a.d_o.columns,
+             .row_stride = a.d_o.heads * a.d_o.columns,
+             .head_stride = a.d_o.columns};
+    }
     q_tiles = {at<SequenceTiles>(w_.q_tiles), at<int>(w_.num_q_tiles)};
     k_tiles = {at<SequenceTiles>(w_.k_tiles), at<int>(w_.num_k_tiles)};
   }
@@ -45,6 +56,7 @@ class Arrays {
   QueryScratch scratch;
   DkvAccum dkv_accum;
   float* sink_sums;
+  TensorSpan d_o;  // the main kernel's: with the gate's factors, if there is one
   List q_tiles, k_tiles;
 
  private:
@@ -77,11 +89,12 @@ cudaError_t list_tiles(const BackwardCall& a, const Arrays::List& list, const Te
 }
 
 // Clipped maps of queries may have heads packed.
-bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan) {
+bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan,
+                 const TensorSpan& given_d_o) {
   const BackwardCall& a = plan.call;
   // Without queries their maps are never read; those of the keys stand in.
   const TensorSpan& q = a.has_no_queries() ? a.k : a.q;
-  const TensorSpan& d_o = a.has_no_queries() ? a.v : a.d_o;
+  const TensorSpan& d_o = a.has_no_queries() ? a.v : given_d_o;
   const auto encode = [&](CUtensorMap& map, CUtensorMap& outside, const TensorSpan& t,
                           tile::TileLayout layout) {
     return c.general() ? encode_clipped_map(map, outside, t, c.element, layout)
@@ -107,9 +120,10 @@ RowOperands row_operands(const BackwardCall& a) {
 }
 
 // All but what lies in the workspace; false: the driver refused a map.
-bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan) {
+bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan,
+          const TensorSpan& d_o) {
   const BackwardCall& a = plan.call;
-  if (!encode_maps(p, c, plan)) return false;
+  if (!encode_maps(p, c, plan, d_o)) return false;
   p.order = plan.order;
   p.extents = {a.seqlen_q, a.seqlen_k, a.is_causal()};
   p.heads_per_kv_head = int(a.heads_per_kv_head());
@@ -142,7 +156,7 @@ cudaError_t launch_main(const BackwardPlan& plan, const ScoreGradientOperands* s
   if (score) scored.score = *score;
   BackwardParams& p = score ? scored.main : wide;
   if (plan.grids.main == 0) return cudaSuccess;
-  if (!fill(p, plan.kernel.config, plan)) return cudaErrorInvalidValue;
+  if (!fill(p, plan.kernel.config, plan, arrays.d_o)) return cudaErrorInvalidValue;
   p.scratch = arrays.scratch;
   p.varlen = arrays.k_tiles.tiles();
   p.dkv_accum = arrays.dkv_accum;
@@ -159,7 +173,7 @@ cudaError_t launch_short_sequences(const BackwardPlan& plan, cudaStream_t stream
   const BackwardCall& a = plan.call;
   const BackwardKernel& kernel = plan.kernel;
   ShortSequencesParams p{};
-  if (!fill(p.main, kernel.config.for_short_sequences(), plan)) return cudaErrorInvalidValue;
+  if (!fill(p.main, kernel.config.for_short_sequences(), plan, a.d_o)) return cudaErrorInvalidValue;
   p.rows = row_operands(a);
   p.dq = row_tensor(a.dq);
   p.dk = row_tensor(a.dk);
@@ -172,6 +186,17 @@ cudaError_t launch_short_sequences(const BackwardPlan& plan, cudaStream_t stream
       plan.short_pack.heads() > 1 ? kernel.packed_sequences : kernel.short_sequences;
   return launch(entry, unsigned(plan.grids.short_sequences), kWarpgroupSize,
                 kernel.short_smem_bytes, &p, {}, stream);
+}
+
+GateRows gate_rows(const BackwardCall& a, const Arrays& arrays) {
+  const auto in_vectors = [&](const RowTensor& t) {
+    const auto [batch, head, row] = t.strides;
+    const uintptr_t bytes = uintptr_t(bytes_of(a.gate.type));
+    return ((reinterpret_cast<uintptr_t>(t.data) | uintptr_t(batch | head | row) * bytes) & 15) ==
+           0;
+  };
+  return {a.gate, a.d_gate, row_tensor(arrays.d_o),
+          in_vectors(a.gate.logits) && in_vectors(a.d_gate)};
 }
 
 // What the first kernel finds in the workspace.
@@ -257,8 +282,10 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
   cudaError_t error =
       launches & kPreprocess ? prepare(plan, arrays, workspace, stream) : cudaSuccess;
   if (error == cudaSuccess && launches & kPreprocess) {
-    PreprocessParams p{row_operands(a), scratch, tiles, a.sink, arrays.sink_sums};
-    error = launch(kernel.preprocess, unsigned(preprocess), kPreprocessThreads, 0, &p, {}, stream);
+    GatedPreprocessParams p{{row_operands(a), scratch, tiles, a.sink, arrays.sink_sums}, {}};
+    if (a.has_gate()) p.gate = gate_rows(a, arrays);
+    error = launch(a.has_gate() ? kernel.gated_preprocess : kernel.preprocess, unsigned(preprocess),
+                   kPreprocessThreads, 0, &p, {}, stream);
   }
   if (error == cudaSuccess && launches & kMain) {
     const bool pdl = launches & kPreprocess && preprocess > 0;

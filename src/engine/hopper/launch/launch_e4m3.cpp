@@ -58,6 +58,7 @@ cudaError_t launch_prepared_e4m3(const E4m3Plan& plan, void* workspace, cudaStre
   LaunchOperands operands{
       .v = call.v,
       .o = call.o,
+      .gate = call.gate,
       .e4m3 = {.keys = array_at<KeyScales>(workspace, plan.key_scales),
                .value_scales = array_at<float>(workspace, plan.value_scales),
                .sequences = plan.sequences,

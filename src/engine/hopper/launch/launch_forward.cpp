@@ -201,6 +201,7 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
   params.e4m3 = operands.e4m3;
   params.heads_in_work = operands.heads_in_work;
   params.dropout = cuda::DropoutParams::of(plan.call.dropout);
+  params.outputs = {operands.gate, plan.call.max_logit};
   encode_output(params, plan, operands.o);
   encode_scores(params, plan);
   encode_keys(params, plan, operands.v);
@@ -219,7 +220,8 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
                          .num_combines = plan.num_combines,
                          .most_splits = plan.most_splits,
                          .output = params.output,
-                         .element = kernel.config.element},
+                         .element = kernel.config.element,
+                         .gate = operands.gate},
                         stream);
 }
 
@@ -229,12 +231,17 @@ cudaError_t launch_forward(const ForwardPlan& plan, const ScoreOperands* score, 
   cudaError_t error = cudaSuccess;
   for (int64_t i = 0; i < plan.num_launches && error == cudaSuccess; ++i) {
     const int64_t first = i * kMaxColumnsV;
-    LaunchOperands operands{.v = call.v, .o = call.o, .score = score};
+    LaunchOperands operands{.v = call.v, .o = call.o, .gate = call.gate, .score = score};
     const auto move_to = [first](TensorSpan& span) {
       span.data = static_cast<std::byte*>(span.data) + first * span.element_bytes;
     };
     move_to(operands.o);
     operands.o.columns = std::min(call.head_dim_v - first, kMaxColumnsV);
+    if (call.gate.kind != Gate::kRows) {
+      RowTensor& logits = operands.gate.logits;
+      logits.data = static_cast<std::byte*>(logits.data) + first * bytes_of(call.gate.type);
+      logits.columns = int(operands.o.columns);
+    }
     if (call.has_keys) {
       move_to(operands.v);
       operands.v.columns = operands.o.columns;

@@ -22,6 +22,7 @@ struct ScoredForwardParams {
 struct LaunchOperands {
   TensorSpan v;
   TensorSpan o;
+  GateParams gate;
   E4m3Params e4m3{};                     // kernels of e4m3
   HeadsInWork heads_in_work{};           // the same
   const ScoreOperands* score = nullptr;  // kernels with a score function

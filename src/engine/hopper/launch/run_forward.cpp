@@ -6,8 +6,10 @@
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/jit/kernel_cache.h"
+#include "engine/cuda/kernels/kernels.h"
 #include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/launch/launch_forward.h"
+#include "engine/hopper/launch/output_program.h"
 #include "engine/hopper/launch/score_program.h"
 
 namespace fa3::hopper {
@@ -52,6 +54,24 @@ Status run(int device, const Decided& plan, void* workspace, void* stream) {
   return cuda::finish(error, "hopper forward");
 }
 
+// Finds or makes the kernel of a plan with outputs, and clears the numbers that it raises.
+Status prepare_outputs(int device, const Problem& problem, ForwardPlan* plan, void* stream) {
+  ForwardKernel& kernel = plan->kernel;
+  if (!kernel.config.outputs.any()) return {};
+  const cuda::DeviceScope scope(device);
+  if (has_work(*plan)) {
+    FA3_TRY(cuda::find_kernel(output_key(kernel.config), nullptr, &kernel.function,
+                              [&] { return output_program(kernel.config); }));
+  }
+  cudaError_t error = scope.error();
+  const ForwardCall& call = plan->call;
+  if (error == cudaSuccess && kernel.config.outputs.max_logit) {
+    error = cuda::clear_max_logits(call.max_logit, problem.batch, int(problem.heads_q),
+                                   static_cast<cudaStream_t>(stream));
+  }
+  return cuda::finish(error, "hopper forward");
+}
+
 Status run_scored(const fa3_score_function& score, int device, const ForwardPlan& decided,
                   void* workspace, void* stream) {
   const float scale = decided.call.scale;
@@ -86,11 +106,14 @@ Status run_scored(const fa3_score_function& score, int device, const ForwardPlan
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
   const int device = problem.device_index;
   if (problem.dtype == DType::float8_e4m3) {
-    return run(device, plan.decided.load<E4m3Plan>(), workspace, stream);
+    auto decided = plan.decided.load<E4m3Plan>();
+    FA3_TRY(prepare_outputs(device, problem, &decided.forward, stream));
+    return run(device, decided, workspace, stream);
   }
-  const auto decided = plan.decided.load<ForwardPlan>();
+  auto decided = plan.decided.load<ForwardPlan>();
   if (problem.score != nullptr)
     return run_scored(*problem.score, device, decided, workspace, stream);
+  FA3_TRY(prepare_outputs(device, problem, &decided, stream));
   return run(device, decided, workspace, stream);
 }
 

@@ -10,25 +10,17 @@
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/config/config_text.h"
 #include "engine/hopper/config/key_term.h"
-#include "engine/hopper/kernels/headers_of.h"
+#include "engine/hopper/launch/kernel_text.h"
 #include "engine/hopper/launch/launch_forward.h"
 
 namespace fa3::hopper {
 namespace {
 
-std::string includes_of(const Kernel& c) {
-  std::string includes;
-  for (const std::string_view header : headers_of(c)) {
-    if (!header.empty()) includes += concat("#include \"", header, "\"\n");
-  }
-  return includes;
-}
-
 cuda::ScoreKernel kernel_of(std::string includes, std::string text) {
   return {.includes = std::move(includes),
           .text = std::move(text),
           .engine = "hopper",
-          .architecture = "sm_90a",
+          .architecture = kArchitecture,
           .headers = cuda::hopper_headers()};
 }
 
@@ -44,13 +36,7 @@ constexpr const char* kPlaceOfListedStep =
 cuda::Program decode_program(const fa3_score_function& score, const Kernel& c) {
   return cuda::forward_program(
       score, cuda::traits_of(score),
-      kernel_of(includes_of(c),
-                concat("constexpr Kernel kConfig = ", cuda::text_of(c),
-                       ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
-                       " && sizeof(DecodeSmem<kConfig>) <= "
-                       "smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));\n"
-                       "template __global__ void decode_kernel<kConfig>("
-                       "const __grid_constant__ ForwardParams);\n")));
+      kernel_of(includes_of(c), instance_of(c, sizeof(ScoredForwardParams))));
 }
 
 // Tiles of a captured tensor, lines of a tile's rows, or terms of keys take shared memory from Q
@@ -152,11 +138,7 @@ cuda::Program score_program(const fa3_score_function& score, const Kernel& confi
       score, traits_of(score, config, captured),
       kernel_of(
           "#include \"engine/hopper/forward/policies/scores_function.cuh\"\n" + includes_of(c),
-          concat("constexpr Kernel kConfig = ", cuda::text_of(c),
-                 ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
-                 " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
-                 "template __global__ void forward_kernel<kConfig>("
-                 "const __grid_constant__ ForwardParams);\n")));
+          instance_of(c, sizeof(ScoredForwardParams))));
 }
 
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c,

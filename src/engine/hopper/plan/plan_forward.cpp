@@ -95,6 +95,7 @@ std::string reasons(const Problem& problem, const ForwardPlan& plan,
   if (plan.combine == Combine::kLastCta) why += ", combined in the kernel";
   if (plan.combine == Combine::kOpener) why += ", combined by the CTA that opens a tile";
   if (problem.batch_invariant && !c.e4m3()) why += "; batch-invariant";
+  if (c.outputs.any()) why += "; compiled at run time";
   if (plan.num_launches > 1) {
     why += concat("; V in ", plan.num_launches, " launches of ", kMaxColumnsV, " columns");
   }
@@ -153,7 +154,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(check_score(request, *row));
   const bool is_e4m3 = row->kernel.e4m3();
   const Element element = element_of(is_e4m3 ? problem.o.dtype : problem.dtype);
-  const ForwardKernel kernel = forward_kernel_at(*row, element);
+  const ForwardKernel kernel = forward_kernel_at(*row, element, call.outputs());
   const ForwardPlan decided =
       plan_launch(kernel, call, tiling, num_sms, together_in(problem, call));
   const Kernel& c = kernel.config;
@@ -168,11 +169,12 @@ Status plan_forward(const Problem& problem, Plan* plan) {
     of_values = words_of_values(e4m3);
   }
   if (plan->wants_words) {
-    plan->kernel =
-        concat("forward ", name_of(problem.dtype), " d", c.shape.head_dim, "/", c.shape.head_dim_v,
-               " ", c.shape.block_m, "x", c.shape.block_n, mask_name(call.mask),
-               c.block_mask() ? " block mask" : "", problem.partial.on ? " continued" : "",
-               c.dropout() ? " dropout" : "", problem.score ? " with a score function" : "");
+    plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.shape.head_dim, "/",
+                          c.shape.head_dim_v, " ", c.shape.block_m, "x", c.shape.block_n,
+                          mask_name(call.mask), c.block_mask() ? " block mask" : "",
+                          problem.partial.on ? " continued" : "", c.dropout() ? " dropout" : "",
+                          c.gated() ? " gate" : "", c.outputs.max_logit ? " max logit" : "",
+                          problem.score ? " with a score function" : "");
     plan->why = reasons(problem, decided, concat(row->why, of_values));
   }
   return {};

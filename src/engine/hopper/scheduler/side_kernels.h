@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/softmax/outputs.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 #include "engine/hopper/scheduler/split_kv.h"
 
@@ -21,6 +22,7 @@ struct CombineParams {
   int64_t most_splits;  // expected of a tile
   cuda::ForwardOutput output;
   cuda::Element element;  // of O, unless that is float32
+  cuda::GateParams gate{};
 };
 
 // For the kernel before it in the stream; starts while that ends (PDL).

@@ -40,7 +40,7 @@ struct OpenedPlace : NoPlace {
   int later_splits;  // of the tile, whose results it adds to this split's
 };
 
-// Dropout and score functions: each sequence has draws or numbers of its own.
+// Dropout, score functions and the largest score: each sequence has draws or numbers of its own.
 struct DropoutPlace {
   int partial;
   int sequence;
@@ -101,6 +101,11 @@ struct WorkTile {
   Place place;
 };
 
+// Queries of always split tiles have one length: their sequences are batch entries.
+FA3_HD constexpr bool counts_sequences(const Kernel& c) {
+  return c.outputs.max_logit && !c.always_splits();
+}
+
 // The work tile of a kernel. Kernels with windows ask for both ends of a row's keys; lists have
 // them in their bits.
 template <Kernel C>
@@ -108,9 +113,10 @@ struct WorkTileTypes {
   using Edge = std::conditional_t<C.general() && !C.block_mask(), KeyWindow, RightEdge>;
   using Lists = std::conditional_t<C.general(), VarlenListPlace, ListPlace>;
   using OwnSplit = std::conditional_t<C.combine() == CombineKind::kOpener, OpenedPlace, SplitPlace>;
-  using OwnPlace = std::conditional_t<
-      C.e4m3(), SequencePlace,
-      std::conditional_t<C.dropout() || kHasScoreFunction, DropoutPlace, OwnSplit>>;
+  using OwnPlace =
+      std::conditional_t<C.e4m3(), SequencePlace,
+                         std::conditional_t<C.dropout() || kHasScoreFunction || counts_sequences(C),
+                                            DropoutPlace, OwnSplit>>;
   using Place = std::conditional_t<
       C.dequantizes(), CachePlace,
       std::conditional_t<
@@ -123,6 +129,11 @@ using WorkTileOf = WorkTile<typename WorkTileTypes<C>::Edge, typename WorkTileTy
 template <Kernel C>
 __device__ __forceinline__ int sequence_of(const WorkTileOf<C>& work) {
   return work.place.sequence_or(work.keys.batch);
+}
+// For kernels whose keys may lie in another entry than the queries.
+template <class Work>
+__device__ __forceinline__ int sequence_of_queries(const Work& work) {
+  return work.place.sequence_or(work.queries.batch);
 }
 
 // The key of the sequence where the keys of block 0 begin; and, from there on, where those of a

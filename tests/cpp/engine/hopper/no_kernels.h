@@ -9,7 +9,14 @@
 
 namespace fa3::hopper {
 
-enum class Part { kMain, kPreprocess, kPostprocess, kShortSequences, kPackedSequences };
+enum class Part {
+  kMain,
+  kPreprocess,
+  kGatedPreprocess,
+  kPostprocess,
+  kShortSequences,
+  kPackedSequences
+};
 
 // Aligned as functions are.
 template <auto Config, Part P = Part::kMain>
@@ -28,6 +35,7 @@ BackwardKernel no_backward_kernel() {
   constexpr BackwardConfig kRows = kMain.of_rows(), kRowsBefore = kMain.of_rows_before();
   BackwardKernel kernel{.config = kMain,
                         .preprocess = kNoKernel<kRowsBefore, Part::kPreprocess>,
+                        .gated_preprocess = kNoKernel<kRowsBefore, Part::kGatedPreprocess>,
                         .main = kNoKernel<kMain>,
                         .postprocess = kNoKernel<kRows, Part::kPostprocess>,
                         .smem_bytes = kSomeSmem,

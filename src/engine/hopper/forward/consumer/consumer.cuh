@@ -68,6 +68,8 @@ __device__ __forceinline__ void first_block(Consumer<C>& c, ThreadTile<C>& r) {
   release_spent_q(c);
   c.stages.release_delayed_v();
   c.stages.expect_v();
+  LogitsOf<C>::start(r);
+  LogitsOf<C>::see(c, r);
   c.scores.finish(c, r);
   ScoreStep<C> result;
   if (weigh_online(c, r, true, result)) c.tile.lose_scores();  // line 6
@@ -124,6 +126,11 @@ __device__ __forceinline__ void step(Consumer<C>& c, ThreadTile<C>& r, bool star
   const KvState<C> v = c.stages.next_kv();
   multiply(c, r, starts_tile, k, v);
 
+  if (starts_tile) {
+    LogitsOf<C>::finish(c, r);
+    LogitsOf<C>::start(r);
+  }
+  LogitsOf<C>::see(c, r);
   c.scores.finish(c, r);
   const bool guarded =
       C.guarded() && LoopOf<C>::may_guard(starts_tile) && c.tile.takes_guarded_step();
@@ -195,6 +202,7 @@ __device__ __forceinline__ void last_product(Consumer<C>& c, ThreadTile<C>& r, S
   if (next == Step::kOthers) c.ping_pong.pass();
   wait_for_output(c, v);
   c.stages.expect_no_v();
+  LogitsOf<C>::finish(c, r);
   c.sum.template finish<true>(c, r, r.rows);  // line 20
   if (next == Step::kOthers) end_passed_block(c);
 }

@@ -41,7 +41,7 @@ __device__ __forceinline__ bool weigh_online(Consumer<C>& c, ThreadTile<C>& r, b
     result = {};
     return false;
   }
-  if (c.is_masked()) c.weights.hide(c, r);
+  if (!LogitsOf<C>::kHides && c.is_masked()) c.weights.hide(c, r);
   if (c.scores.live_rows() == 1) {
     online_step<1>(r.scores, r.rows, c.scores, result);
     return false;

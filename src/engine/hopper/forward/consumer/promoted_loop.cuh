@@ -58,6 +58,7 @@ __device__ __forceinline__ void max_tracking_step(Consumer<C>& c, ThreadTile<C>&
   const KvState<C> k = c.stages.next_kv();
   const KvState<C> v = c.stages.next_kv();
   multiply(c, r, false, k, v);
+  LogitsOf<C>::see(c, r);
   ScoreStep<C> result;
   max_tracking_step<shadow_p(C)>(r.scores, r.rows, c.scores, result);
   const bool lost = outgrown(result);

@@ -23,6 +23,7 @@ __device__ __forceinline__ void multiply_scores(Consumer<C>& c, ThreadTile<C>& r
     c.weights.read(c, r, k.stage());
     c.weights.hide(c, r);
   }
+  LogitsOf<C>::see(c, r);
   c.stages.release_kv(k);
   release_spent_q(c);
 }
@@ -95,6 +96,7 @@ __device__ __forceinline__ void multiply_values(Consumer<C>& c, ThreadTile<C>& r
 template <Kernel C>
 __device__ __forceinline__ void attend_tile(Consumer<C>& c, ThreadTile<C>& r) {
   r.rows = RowState{};
+  LogitsOf<C>::start(r);
 #pragma unroll
   for (float& o : r.output) o = 0.0f;
   receive_q(c);
@@ -130,6 +132,7 @@ requires(!C.shape.overlaps) struct LoopOf<C> {
       } else {
         attend_tile(c, r);
         next = next_step(c);
+        LogitsOf<C>::finish(c, r);
         c.sum.template finish<true>(c, r, r.rows);
       }
     }

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/forward/policies/outputs.cuh"
 #include "engine/hopper/forward/policies/scores.cuh"
 #include "engine/hopper/forward/policies/sum.cuh"
 #include "engine/hopper/forward/policies/weights.cuh"
@@ -201,7 +202,7 @@ class CurrentTile {
 // A thread's share of a tile. Apart from Consumer, which the compiler only keeps in registers if no
 // array stands in it.
 template <Kernel C>
-struct ThreadTile : WeightsOf<C>::Registers, ScoresOf<C>::Registers {
+struct ThreadTile : WeightsOf<C>::Registers, ScoresOf<C>::Registers, LogitsOf<C>::Registers {
   static constexpr int kScores = C.shape.block_n / 2;
 
   float scores[kScores];                             // S, then P
@@ -303,6 +304,7 @@ __device__ __forceinline__ void take_work_tile(Consumer<C>& c) {
   }
   c.weights.begin_tile(c, work);
   c.scores.begin_tile(c, work, stage);
+  GateOf<C>::begin_tile(c, work);
   c.stages.take_work_tile();
 }
 

@@ -8,6 +8,7 @@
 
 #include "engine/cuda/softmax/epilogue.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/forward/policies/outputs.cuh"
 #include "engine/hopper/forward/policies/scores.cuh"
 #include "engine/hopper/forward/policies/weights.cuh"
 #include "engine/hopper/forward/producer/kv_loader.cuh"
@@ -97,7 +98,8 @@ class KeptSum {
     constexpr bool kGeneral = C.general() || C.always_splits();
     constexpr bool kAnyRows = stores_any_rows(C);
     cuda::store_rows<C.element, kTopLog2<C>, kGeneral, kAnyRows>(
-        params.output, work.queries, first_row, output, rows, WeightsOf<C>::values(params));
+        params.output, work.queries, first_row, output, rows,
+        GateOf<C>::values(params, work.queries, first_row, WeightsOf<C>::values(params)));
   }
 
   bool starts_ = false;  // the next product is the tile's first: it assigns O

@@ -159,7 +159,9 @@ requires(C.e4m3()) struct SumOf<C> : PromotedSum<C> {
     const WorkTileOf<C>& work = c.smem.work_tiles[stage];
     const int first_row = c.first_row_of(work);
     this->add_to(r.output, address(c));
-    const auto values = ScoresOf<C>::values(c.params, work, c.smem.sum.tiles[stage]);
+    const auto values =
+        GateOf<C>::values(c.params, work.queries, first_row,
+                          ScoresOf<C>::values(c.params, work, c.smem.sum.tiles[stage]));
     if constexpr (stages_rows(C)) {
       stage_rows<C>(c.params, work.queries, first_row, promoted_sum(c.stages.at(), c.warp(), 0),
                     r.output, rows, values);

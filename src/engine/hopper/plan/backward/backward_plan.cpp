@@ -60,10 +60,11 @@ RowBlockCounts count_blocks(const BackwardCall& a, const TensorSpan& t, int bloc
   return {in_all, in_one_tensor ? in_all : of_entry};
 }
 
-// Softcaps and dropout have no kernel for short sequences, and preprocess sums a sink's gradient.
+// Softcaps and dropout have no kernel for short sequences, and preprocess sums a sink's gradient
+// and applies a gate.
 bool has_short_sequences(const BackwardConfig& c, const BackwardCall& a) {
   if (a.batch_invariant) return false;  // the longest one would decide for all
-  if (a.has_score_function || a.dq.element_bytes == sizeof(float)) return false;
+  if (a.has_score_function || a.has_gate() || a.dq.element_bytes == sizeof(float)) return false;
   return c.can_take_short_sequences() && a.varlen && !a.has_sink && a.sequences > 0 &&
          a.q.rows * a.k.rows > 0 && std::max(a.seqlen_q, a.seqlen_k) <= kRowsPerWarpgroup;
 }
@@ -169,6 +170,10 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
     w.dq_semaphore = place<int>(allocator, blocks);
   }
   if (a.has_sink) w.sink_sums = place<float>(allocator, blocks);
+  if (a.has_gate()) {
+    const int64_t rows = capped_product(a.q.batches, a.q.rows);
+    w.d_a = place<uint16_t>(allocator, rows, a.q.heads, a.d_o.columns);
+  }
   if (plan.has_sums()) {
     const int64_t sums = capped_product(num_key_blocks(plan), sums_of_splits(plan.step_splits()));
     const int64_t dk_floats = capped_product(sums, c.dk_accum().block_floats());

@@ -19,6 +19,7 @@ struct BackwardWorkspace {
   int64_t delta = kNone;
   int64_t dq_semaphore = kNone;  // deterministic calls, persistent kernels
   int64_t sink_sums = kNone;     // calls with sinks
+  int64_t d_a = kNone;           // calls with a gate: (batches, rows, heads, columns of V)
   int64_t dk_accum = kNone;      // where steps are split; dV's lies behind dK's
   int64_t dv_accum = kNone;
   int64_t dkv_accum_bytes = 0;  // of both

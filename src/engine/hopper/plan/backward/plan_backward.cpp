@@ -152,7 +152,9 @@ BackwardKernel kernel_of(const BackwardProblem& p) {
   BackwardKernel kernel = kernel_of(p, variant);
   // Rows of slopes' kernels are as long as those of capped ones.
   if (variant != Variant::kCapped && !p.block_mask.on) {
-    kernel.preprocess = kernel_of(p, variant_of(p)).preprocess;
+    const BackwardKernel of_rows = kernel_of(p, variant_of(p));
+    kernel.preprocess = of_rows.preprocess;
+    kernel.gated_preprocess = of_rows.gated_preprocess;
   }
   if (has_wide_keys(p) != (p.dq.dtype != p.dtype)) {
     BackwardProblem of_dq = p;
@@ -188,6 +190,7 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
     why += concat("; the steps of a key block in ", plan.step_splits(),
                   " splits, which add up dK and dV");
   }
+  if (plan.call.gate.kind != cuda::Gate::kNone) why += "; preprocess applies the gate to dO";
   if (plan.call.block_lists != nullptr) why += kListsBefore;
   return why;
 }

@@ -179,6 +179,17 @@ TYPED_TEST(StreamKProtocol, the_cta_that_opens_a_tile_waits_for_none_that_starts
   }
 }
 
+// A tile's largest scores leave when its work tile is read for the last time.
+TEST(MaxLogitProtocol, every_block_of_whole_and_split_tiles_is_multiplied_once) {
+  constexpr Kernel kKernel = [] {
+    Kernel kernel = row_named("d128/128 128x128 split").kernel;
+    kernel.outputs.max_logit = true;
+    return kernel;
+  }();
+  expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
+  expect_all_work_done(kernel_on_trial<kKernel>(), kCut);
+}
+
 TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done(kernel_on_trial<kKernelOf<TypeParam>>(), kShapes);
 }

@@ -9,6 +9,7 @@
 #include "counting_runtime.h"
 #include "engine/hopper/catalogue.h"
 #include "engine/hopper/plan/select/choose_split.h"
+#include "engine/hopper/scheduler/side_kernels.h"
 
 namespace fa3::hopper {
 namespace {
@@ -190,6 +191,47 @@ TEST(LaunchForward, of_wide_values_repeats_one_plan_over_their_columns) {
   EXPECT_EQ(launch_forward(plan, nullptr, nullptr, nullptr), cudaSuccess);
   test::g_on_launch = nullptr;
   EXPECT_EQ(columns, (std::vector<std::pair<int64_t, int>>{{0, 256}, {256, 256}, {512, 88}}));
+}
+
+TEST(LaunchForward, moves_a_gate_with_the_columns_of_wide_values) {
+  ForwardCall wide = call();
+  wide.head_dim_v = 600;
+  wide.v.columns = wide.o.columns = kMaxColumnsV;
+  wide.gate = {
+      .logits = {address(7), {}, int(kMaxColumnsV)}, .kind = Gate::kPairs, .type = GateType::kFp32};
+  std::vector<std::pair<int64_t, int>> columns;
+  test::g_on_launch = [&](const cudaLaunchConfig_t&, const void* params) {
+    const cuda::RowTensor& logits = static_cast<const ForwardParams*>(params)->outputs.gate.logits;
+    columns.emplace_back(static_cast<float*>(logits.data) - static_cast<float*>(address(7)),
+                         logits.columns);
+  };
+  const auto launch = [&] {
+    columns.clear();
+    const ForwardPlan plan = plan_launch({kConfig, address(8), 1024}, wide, {}, kSms);
+    EXPECT_EQ(launch_forward(plan, nullptr, nullptr, nullptr), cudaSuccess);
+    return columns;
+  };
+  EXPECT_EQ(launch(), (std::vector<std::pair<int64_t, int>>{{0, 256}, {256, 256}, {512, 88}}));
+  wide.gate.kind = Gate::kRows;
+  wide.gate.logits.columns = 1;
+  EXPECT_EQ(launch(), (std::vector<std::pair<int64_t, int>>{{0, 1}, {0, 1}, {0, 1}}));
+  test::g_on_launch = nullptr;
+}
+
+TEST(LaunchForward, gives_the_gate_of_split_tiles_to_the_combine) {
+  ForwardCall gated = call();
+  gated.gate = {.logits = {address(7), {}, 128}, .kind = Gate::kColumns, .type = GateType::kBf16};
+  const ForwardPlan plan = plan_launch({kConfig, address(8), 1024}, gated,
+                                       {{}, Scheduler::kFixedSplit, {.num_splits = 3}}, kSms);
+  cuda::GateParams combined{};
+  test::g_on_launch = [&](const cudaLaunchConfig_t& config, const void* params) {
+    if (config.dynamicSmemBytes == 0) combined = static_cast<const CombineParams*>(params)->gate;
+  };
+  EXPECT_EQ(launch_forward(plan, nullptr, address(9), nullptr), cudaSuccess);
+  test::g_on_launch = nullptr;
+  EXPECT_EQ(combined.logits.data, address(7));
+  EXPECT_EQ(combined.kind, Gate::kColumns);
+  EXPECT_EQ(combined.type, GateType::kBf16);
 }
 
 }  // namespace

@@ -75,5 +75,22 @@ TEST(Variants, a_window_that_reaches_over_the_longest_sequence_needs_no_general_
   EXPECT_EQ(variant_of(p), Variant::kGeneral);
 }
 
+TEST(GateOf, loads_pairs_where_rows_are_aligned_to_them) {
+  alignas(16) static constexpr uint16_t kLogits[4] = {};
+  const auto kind_after = [](auto change) {
+    Problem p = plain();
+    p.gate.on = true;
+    p.gate.logits = {const_cast<uint16_t*>(kLogits), DType::bfloat16, 512'000, 512, 128};
+    change(p);
+    return gate_of(p, 128).kind;
+  };
+  EXPECT_EQ(kind_after([](Problem&) {}), Gate::kPairs);
+  EXPECT_EQ(kind_after([](Problem& p) { p.gate.per_row = true; }), Gate::kRows);
+  EXPECT_EQ(kind_after([](Problem& p) { p.gate.logits.row_stride = 513; }), Gate::kColumns);
+  EXPECT_EQ(kind_after([](Problem& p) { p.head_dim_v = 100; }), Gate::kColumns);
+  EXPECT_EQ(kind_after([](Problem& p) { p.gate.logits.data = const_cast<uint16_t*>(kLogits) + 1; }),
+            Gate::kColumns);
+}
+
 }  // namespace
 }  // namespace fa3::hopper

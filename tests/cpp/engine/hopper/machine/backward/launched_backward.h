@@ -41,7 +41,12 @@ class LaunchedBackward {
     a.batch_invariant = main == MainLaunch::kWhole;
     s.describe(a);
     if (C.block_mask) a.block_mask = mask = map_.make(s, 1);
-    BackwardKernel kernel{C, &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_};
+    BackwardKernel kernel{.config = C,
+                          .preprocess = &pre_,
+                          .main = &main_,
+                          .postprocess = &post_,
+                          .smem_bytes = backward_smem_bytes<C>(),
+                          .main_deterministic = &main_};
     if constexpr (C.can_split_steps()) {
       kernel.splits = {C.with_step_splits(), &main_splits_, kernel.smem_bytes, &post_, &post_};
     }

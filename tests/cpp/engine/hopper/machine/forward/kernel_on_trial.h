@@ -9,6 +9,7 @@
 #include "engine/hopper/forward/consumer/promoted_loop.cuh"
 #include "engine/hopper/forward/consumer/serial_loop.cuh"
 #include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/forward/policies/max_logit.cuh"
 #include "engine/hopper/forward/policies/scores_cached.cuh"
 #include "engine/hopper/forward/policies/scores_capped.cuh"
 #include "engine/hopper/forward/policies/scores_e4m3.cuh"
