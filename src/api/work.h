@@ -7,7 +7,7 @@
 
 #include "core/append.h"
 #include "core/problem.h"
-#include "engine/latent.h"
+#include "core/latent.h"
 
 namespace fa3::api {
 

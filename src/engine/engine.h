@@ -11,7 +11,7 @@
 #include "core/append.h"
 #include "core/plan.h"
 #include "core/problem.h"
-#include "engine/latent.h"
+#include "core/latent.h"
 
 namespace fa3 {
 

@@ -168,7 +168,7 @@ def check_config(metadata, config):
 
 @torch.no_grad()
 def flash_mla_sparse_fwd(
-    q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, out=None
+    q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, indexer_topk=0, out=None
 ):
     """Attention of each query to the rows of kv that its indices name.
 
@@ -178,10 +178,13 @@ def flash_mla_sparse_fwd(
         indices: (sq, 1, k); below 0 or >= s_kv: skipped.
         attn_sink: (h,) float: one more logit of each head.
         topk_length: (sq,): how many indices, from the left, count.
+        indexer_topk: above 0, the result has one more LSE: that of the first so many indices, by a
+            second call.
         out: written instead of a new tensor, as vLLM's copy has it.
 
     Returns:
-        out (sq, h, 512), max_logits and lse (sq, h) float32; max_logits is -inf without keys.
+        out (sq, h, 512), max_logits and lse (sq, h) float32; max_logits is -inf without keys. With
+        indexer_topk, lse_indexer (sq, h) too.
     """
     if d_v != 512:
         raise fa3.InvalidArgument(f"d_v: expected 512, got {d_v!r}")
@@ -190,21 +193,24 @@ def flash_mla_sparse_fwd(
             f"kv, indices: expected one head in dimension 1, got {kv.shape[1]} and "
             f"{indices.shape[1]}"
         )
+    q, cache, indices = rows_of_stride_1(q), rows_of_stride_1(kv)[None, :, 0], narrow(indices[:, 0])
+    call = {
+        "rows": "latent",
+        "index_count": narrow(topk_length),
+        "sink": float32(attn_sink),
+        "scale": sm_scale,
+        "lse_with_sink": False,
+        "empty_lse": torch.inf,
+        "return_lse": True,
+    }
     out, lse, largest = fa3.mla.attention(
-        rows_of_stride_1(q),
-        rows_of_stride_1(kv)[None, :, 0],
-        rows="latent",
-        indices=narrow(indices[:, 0]),
-        index_count=narrow(topk_length),
-        sink=float32(attn_sink),
-        scale=sm_scale,
-        lse_with_sink=False,
-        empty_lse=torch.inf,
-        out=out,
-        return_lse=True,
-        return_max=True,
+        q, cache, indices=indices, out=out, return_max=True, **call
     )
-    return out, largest.T.contiguous(), lse.T.contiguous()
+    results = out, largest.T.contiguous(), lse.T.contiguous()
+    if indexer_topk <= 0:
+        return results
+    _, of_indexer = fa3.mla.attention(q, cache, indices=indices[:, :indexer_topk], **call)
+    return *results, of_indexer.T.contiguous()
 
 
 def narrow(numbers):

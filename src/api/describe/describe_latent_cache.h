@@ -4,7 +4,7 @@
 #include <fa3/mla.h>
 
 #include "api/describe/describe.h"
-#include "engine/latent.h"
+#include "core/latent.h"
 
 namespace fa3::api {
 

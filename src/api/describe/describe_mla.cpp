@@ -329,7 +329,12 @@ Status describe(const fa3_mla_forward_params& p, Purpose purpose, MlaProblem* pr
     FA3_TRY(fit_rows("extra_cache", *problem, &problem->extra.cache));
     FA3_TRY(check_same_device({"extra_cache", p.extra_cache.rows}, {"q", p.q}));
   } else {
-    FA3_TRY(check_none({"extra_indices", p.extra_indices}, "without extra_cache"));
+    for (const Named& of_extra : {Named{"extra_rope", p.extra_cache.rope},
+                                  {"extra_descale", p.extra_cache.descale},
+                                  {"extra_indices", p.extra_indices},
+                                  {"extra_index_count", p.extra_index_count}}) {
+      FA3_TRY(check_none(of_extra, "without extra_cache"));
+    }
   }
   const bool packed = present(p.cu_seqlens_q);
   if (!problem->sparse && packed != (p.q.rank == 3)) {

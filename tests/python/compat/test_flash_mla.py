@@ -181,6 +181,19 @@ def test_sparse_prefill(dim):
         torch.testing.assert_close(largest[i].double(), most, **LSE)
 
 
+def test_the_first_indices_have_an_lse_of_their_own():
+    q, kv = random(3, 4, 576), random(50, 1, 576, seed=2)
+    indices = torch.randint(-1, 50, (3, 1, 20), generator=torch.Generator().manual_seed(1)).int()
+    call = {"attn_sink": torch.ones(4), "topk_length": torch.tensor([20, 5, 0], dtype=torch.int32)}
+    *both, lse_indexer = flash_mla.flash_mla_sparse_fwd(q, kv, indices, 0.5, **call, indexer_topk=8)
+    alone = flash_mla.flash_mla_sparse_fwd(q, kv, indices[..., :8], 0.5, **call)[2]
+    assert torch.equal(lse_indexer, alone) and not torch.equal(lse_indexer, both[2])
+    for found, right in zip(
+        both, flash_mla.flash_mla_sparse_fwd(q, kv, indices, 0.5, **call), strict=True
+    ):
+        assert torch.equal(found, right)
+
+
 def test_calls_with_one_metadata_are_alike():
     metadata, _ = flash_mla.get_mla_metadata("any", arguments=1)
     cache, table = random(1, 64, 1, 576), torch.zeros(2, 1, dtype=torch.int32)

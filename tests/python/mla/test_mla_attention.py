@@ -228,6 +228,17 @@ def test_nan_in_a_row_reaches_the_queries_that_see_it(rows, engine):
 
 
 @every_engine
+def test_the_maximum_is_nan_where_a_score_is(engine):
+    cache = Cache("latent", 1, 4)
+    cache.spoil(0)  # finite keys come later
+    indices = np.array([[[0, 1, 2]], [[1, 2, 3]]], np.int32)
+    _, largest = mla.attention(
+        queries(2, 1, 3, 576), cache.array, indices=indices, engine=engine, return_max=True
+    )
+    assert np.isnan(largest[0]).all() and np.isfinite(largest[1]).all()
+
+
+@every_engine
 def test_scales_of_any_size_are_multiplied(engine):
     cache = Cache("group128", 1, 6)
     sizes = [0.0, 2.0**-126, 2.0**-140, 2.0**100]
@@ -376,6 +387,9 @@ REFUSALS = {
     "causal": ({"causal": True}, "causal: expected 0 with indices"),
     "lengths": ({"seqused_k": np.zeros(1, np.int32)}, "seqused_k: expected none with indices"),
     "extra": ({"extra_indices": np.zeros((1, 1, 1), np.int32)}, "none without extra_cache"),
+    "extra rope": ({"extra_rope": np.zeros((1, 1, 64), BF16)}, "extra_rope: expected none without"),
+    "extra descale": ({"extra_descale": np.ones(1, np.float32)}, "extra_descale: expected none"),
+    "extra count": ({"extra_index_count": np.ones(1, np.int32)}, "extra_index_count: expected none"),
     "extra cache": (
         {"extra_cache": np.zeros((1, 1, 656), np.uint8)},
         "extra_indices: expected with extra_cache, got none",

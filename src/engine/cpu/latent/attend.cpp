@@ -2,6 +2,7 @@
 #include "engine/cpu/latent/attend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "core/ceil_div.h"
@@ -117,7 +118,7 @@ void raise_max(const MlaProblem& p, const Problem& small, const Scratch& scratch
       const float* const q = scratch.q + (row * p.heads + head) * p.head_dim;
       for (int64_t j = 0; j < end; ++j) {
         const float score = p.scale * dot(q, scratch.k + j * p.head_dim, p.head_dim);
-        if (!(score <= max)) max = score;
+        if (score > max || std::isnan(score)) max = score;
       }
     }
   }

@@ -35,7 +35,7 @@ void add_key(const MlaProblem& p, const Scratch& s, int64_t head) {
   for (int64_t c = 0; c < p.head_dim; ++c) score += q[c] * s.k[c];
   score *= p.scale;
   if (score == kNone) return;
-  if (!(score <= s.max[head])) {
+  if (score > s.max[head] || std::isnan(score)) {
     const double factor = std::exp(s.max[head] - score);
     s.max[head] = score;
     s.sum[head] *= factor;

@@ -6,7 +6,7 @@
 #include <fa3/status.h>
 
 #include "core/plan.h"
-#include "engine/latent.h"
+#include "core/latent.h"
 
 namespace fa3::cpu {
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rows of a latent cache as the numbers that they stand for, and back. Every format goes through
-// read_row() and its writer: what a row is made of is data (engine/latent.h).
+// read_row() and its writer: what a row is made of is data (core/latent.h).
 #pragma once
 
 #include <fa3/status.h>
 
 #include <cstring>
 
-#include "engine/latent.h"
+#include "core/latent.h"
 
 namespace fa3::cpu {
 

@@ -23,7 +23,7 @@ struct RowScales {
   bool e8m0 = false;     // a byte, 2^(byte - 127); else a float32
   bool written = false;  // by an append; else the caller's
 
-  std::byte* at(int64_t page, int64_t row) const {
+  FA3_HD std::byte* at(int64_t page, int64_t row) const {
     return data + (page * page_stride + row * row_stride);
   }
 };
@@ -36,7 +36,7 @@ struct RowPart {
   int64_t channels = 0;
   RowScales scales;
 
-  std::byte* at(int64_t page, int64_t row) const {
+  FA3_HD std::byte* at(int64_t page, int64_t row) const {
     return data + (page * page_stride + row * row_stride);
   }
 };
@@ -59,10 +59,10 @@ struct SelectedKeys {
   const int32_t* count = nullptr;  // optional: how many, from the left
   int64_t count_batch_stride = 0, count_row_stride = 0;
 
-  const int32_t* of(int64_t b, int64_t row) const {
+  FA3_HD const int32_t* of(int64_t b, int64_t row) const {
     return indices + (b * batch_stride + row * row_stride);
   }
-  int64_t count_of(int64_t b, int64_t row) const {
+  FA3_HD int64_t count_of(int64_t b, int64_t row) const {
     if (count == nullptr) return num_indices;
     const int64_t asked = count[b * count_batch_stride + row * count_row_stride];
     return asked < 0 ? 0 : asked < num_indices ? asked : num_indices;
