@@ -55,6 +55,7 @@ HOPPER_ROOMS = {
     "forward/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
     "decode/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
     "backward/": "scheduler/ pipeline/ config/ tile/ ptx/",
+    "latent/": "pipeline/ config/ tile/ ptx/ engine.h",
     "tutorial/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "kernels/": "config/ tile/",
     "instances/": "kernels/ forward/ decode/ backward/ config/",
@@ -154,6 +155,7 @@ ALLOWED = {
     "src/engine/hopper/engine.cpp": [
         *("core/", "engine/cuda/", "engine/hopper/engine.h"),
         *("engine/hopper/plan/", "engine/hopper/launch/", "engine/hopper/host/"),
+        "engine/hopper/latent/",
     ],
     "src/plan/": ["fa3/", "core/", "process/", "engine/engine.h", "plan/"],
     "src/api/": ["fa3/", "core/", "process/", "engine/engine.h", "plan/", "api/"],

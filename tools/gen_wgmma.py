@@ -10,6 +10,7 @@ parameters, because the instruction takes them as immediates. Run: gen_wgmma.py 
 import sys
 
 # A from shared memory: as wide as a tile of keys or queries, or a slab of columns of dQ.
+NARROW_SS_WIDTHS = (16,)
 SS_WIDTHS = (32, *range(48, 257, 16))
 # A from registers: as wide as the columns of O, dK or dV.
 RS_WIDTHS = (64, 96, 128, 192, 256)
@@ -96,12 +97,15 @@ def main():
     parts = [
         "// SPDX-License-Identifier: Apache-2.0\n// Written by tools/gen_wgmma.py; do not edit.\n"
     ]
-    for kind, widths in (("ss", SS_WIDTHS), ("rs", RS_WIDTHS)):
+    narrow = sys.argv[2:] == ["--narrow"]
+    of_kinds = [("ss", NARROW_SS_WIDTHS)] if narrow else [("ss", SS_WIDTHS), ("rs", RS_WIDTHS)]
+    for kind, widths in of_kinds:
         for width in widths:
             for element, ptx_type in ELEMENTS:
                 parts.append(atom(kind, width, element, ptx_type))
-    parts += [e4m3_atom("ss", width) for width in E4M3_SS_WIDTHS]
-    parts += [e4m3_atom("rs", width) for width in E4M3_RS_WIDTHS]
+    if not narrow:
+        parts += [e4m3_atom("ss", width) for width in E4M3_SS_WIDTHS]
+        parts += [e4m3_atom("rs", width) for width in E4M3_RS_WIDTHS]
     with open(sys.argv[1], "w", encoding="utf-8") as out:
         out.write("\n".join(parts))
 

@@ -8,8 +8,9 @@
  * channels, V the first 512 channels of K: queries are absorbed, and d is 576 or 512. A 16-bit
  * cache of such rows also goes to fa3_forward(), with v a view of k's first 512 channels.
  *
- * CPU engines compute these calls, others refuse them. The rules of fa3.h hold here too. On a
- * device nobody checks slots, indices and lengths before a call.
+ * CPU engines compute all of these calls. Engine hopper computes fa3_mla_forward() for LATENT rows
+ * of 16 bits and for GROUP128 rows, without extra_cache, and refuses others. The rules of fa3.h
+ * hold here too. On a device nobody checks slots, indices and lengths before a call.
  */
 #ifndef FA3_MLA_H
 #define FA3_MLA_H

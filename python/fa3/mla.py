@@ -87,7 +87,7 @@ def attention(
         lse_with_sink: False leaves the sink out of the LSE, as FlashMLA does.
         empty_lse: -inf or inf: the LSE of a query that sees no key and has no sink. Its out is 0.
         num_splits, batch_invariant: as fa3.attention's; CPU engines have one way for both.
-        engine: "auto", "cpu" or "reference".
+        engine: "auto", "cpu", "reference" or "hopper".
 
     Returns:
         out (q's shape, 512) in q's dtype, or a tuple (out, lse), (out, max), (out, lse, max).

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "core/append.h"
-#include "core/problem.h"
 #include "core/latent.h"
+#include "core/problem.h"
 
 namespace fa3::api {
 

@@ -88,6 +88,8 @@ struct MlaProblem {
   float empty_lse = 0;
   Operand o;
   RowScalars lse, max;  // data may be null: not wanted
+  int num_splits = 0;   // 0 = the engine chooses
+  bool batch_invariant = false;
 
   fa3_device_type device = FA3_CPU;
   int device_index = 0;

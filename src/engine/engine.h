@@ -9,9 +9,9 @@
 #include <string>
 
 #include "core/append.h"
+#include "core/latent.h"
 #include "core/plan.h"
 #include "core/problem.h"
-#include "core/latent.h"
 
 namespace fa3 {
 

@@ -41,7 +41,8 @@ Status plan_with(const Engine& engine, const QuantizeProblem& problem, Plan* pla
 
 Status plan_with(const Engine& engine, const MlaProblem& problem, Plan* plan) {
   if (engine.plan_mla == nullptr) {
-    return unsupported("no kernel for latent caches (MLA), which engines cpu and reference have");
+    return unsupported(
+        "no kernel for latent caches (MLA), which engines cpu, hopper and reference have");
   }
   return engine.plan_mla(problem, plan);
 }

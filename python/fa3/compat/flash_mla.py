@@ -4,7 +4,8 @@
 LSE is the natural log of the sum of exp(scores), without the sink, and inf for a query that sees no
 key, whose output is 0. No gradients, as in the original. Any number of heads to 128, pages of any
 size and any number of indices; the original has 64 or 128 heads with indices, pages of 64 without.
-On the CPU so far: CUDA tensors raise fa3.Unsupported (docs/mla.md).
+On the CPU, and on H100 and H200 with one latent head and rows of 16 bits or 656 bytes; other CUDA
+tensors raise fa3.Unsupported (docs/mla.md).
 """
 
 import dataclasses
@@ -145,7 +146,7 @@ def flash_mla_with_kvcache(
         "out": out,
         "return_lse": True,
     }
-    if is_fp8_kvcache:
+    if is_fp8_kvcache or (k_cache.shape[2] == 1 and q.shape[2] <= 128):
         return fa3.mla.attention(q, k_cache, **call, empty_lse=torch.inf)
     out, lse = fa3.attention(q, k_cache, k_cache[..., :head_dim_v], **call)
     return out, lse.masked_fill_(lse == -torch.inf, torch.inf)

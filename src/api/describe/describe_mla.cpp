@@ -363,6 +363,8 @@ Status describe(const fa3_mla_forward_params& p, Purpose purpose, MlaProblem* pr
                        ? p.scale
                        : static_cast<float>(1 / std::sqrt(static_cast<double>(problem->head_dim)));
   problem->causal = p.causal != 0;
+  problem->num_splits = p.num_splits;
+  problem->batch_invariant = p.batch_invariant != 0;
   FA3_TRY(resolve_threads(p.num_threads, p.q.device_type, &problem->num_threads));
   FA3_TRY(resolve_engine(p.engine, &problem->engine));
   problem->device = static_cast<fa3_device_type>(p.q.device_type);

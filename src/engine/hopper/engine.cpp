@@ -4,6 +4,7 @@
 #include "core/macros.h"
 #include "engine/cuda/engine_parts.h"
 #include "engine/cuda/kernels/kernels.h"
+#include "engine/hopper/latent/plan_latent.h"
 #include "engine/hopper/launch/run.h"
 #include "engine/hopper/plan/backward/plan_backward.h"
 #include "engine/hopper/plan/plan_forward.h"
@@ -37,6 +38,8 @@ const Engine kHopperEngine = {
     .has_score_functions = true,
     .make_forward_lists = make_forward_lists,
     .make_backward_lists = make_backward_lists,
+    .plan_mla = plan_mla,
+    .run_mla = run_mla,
     .clock = &cuda::kClock,
 };
 

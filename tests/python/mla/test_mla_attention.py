@@ -389,7 +389,10 @@ REFUSALS = {
     "extra": ({"extra_indices": np.zeros((1, 1, 1), np.int32)}, "none without extra_cache"),
     "extra rope": ({"extra_rope": np.zeros((1, 1, 64), BF16)}, "extra_rope: expected none without"),
     "extra descale": ({"extra_descale": np.ones(1, np.float32)}, "extra_descale: expected none"),
-    "extra count": ({"extra_index_count": np.ones(1, np.int32)}, "extra_index_count: expected none"),
+    "extra count": (
+        {"extra_index_count": np.ones(1, np.int32)},
+        "extra_index_count: expected none",
+    ),
     "extra cache": (
         {"extra_cache": np.zeros((1, 1, 656), np.uint8)},
         "extra_indices: expected with extra_cache, got none",

@@ -8,8 +8,8 @@
 
 #include <fa3/status.h>
 
-#include "core/plan.h"
 #include "core/latent.h"
+#include "core/plan.h"
 
 namespace fa3::cpu {
 

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of tiles that have several parts: a CTA for 128 columns of a token's head.
+#include "engine/cuda/host/launch.h"
+#include "engine/cuda/ptx/instructions.cuh"
+#include "engine/hopper/latent/latent_finish.cuh"
+#include "engine/hopper/latent/latent_kernel.h"
+#include "engine/hopper/latent/latent_shape.h"
+#include "engine/hopper/ptx/lanes.cuh"
+#include "engine/hopper/ptx/sync.cuh"
+
+#include <algorithm>
+
+namespace fa3::hopper {
+namespace {
+
+constexpr int kOwn = 4;  // columns
+constexpr int kCtaColumns = kOwn * cuda::kWarpSize;
+constexpr int kMostWarps = 16;
+constexpr int kAtOnce = 8;  // parts that a warp loads before it uses one
+
+// Sums of P and columns of P V, relative to a reference.
+struct CombinedSum {
+  float from;
+  float sum;
+  float4 o{};
+
+  // What a part without keys has stored as O is left out, whatever it is.
+  __device__ void add_part(const LatentSum& part, const float4& x) {
+    if (part.sum == 0) return;
+    const float factor = cuda::ex2(part.ref - from);
+    sum += factor * part.sum;
+    o = {o.x + factor * x.x, o.y + factor * x.y, o.z + factor * x.z, o.w + factor * x.w};
+  }
+  __device__ void join(const CombinedSum& other) {
+    sum += other.sum;
+    o = {o.x + other.o.x, o.y + other.o.y, o.z + other.o.z, o.w + other.o.w};
+  }
+};
+
+// Where a row of the results belongs; tile -1: no sequence has it.
+struct RowPlace {
+  ResultRow at;
+  int tile = -1;
+  int row = 0;  // of the team
+};
+
+__device__ RowPlace place_of(const LatentParams& params, int token, int head) {
+  const MlaProblem& p = params.problem;
+  RowPlace place{{0, token, head}};
+  int sequence = 0, row = head;
+  if (p.lengths_q.packed()) {
+    if (p.batch == 0) return place;
+    int end = int(p.batch);  // the last sequence that begins at the token or before
+    while (end - sequence > 1) {
+      const int middle = (sequence + end) / 2;
+      (p.lengths_q.cu_seqlens[middle] <= token ? sequence : end) = middle;
+    }
+    const Rows rows = p.lengths_q.clamped_rows_of(sequence);
+    if (token < rows.begin || token >= rows.begin + rows.used) return place;
+    row += int(token - rows.begin) * params.heads;
+  } else {
+    const int of = int(token / p.lengths_q.max);
+    place.at.b = of;
+    place.at.row = token - of * p.lengths_q.max;
+    sequence = p.sparse ? token : of;
+    if (!p.sparse) row += int(place.at.row) * params.heads;
+  }
+  const int tile = row / params.rows_of_team();
+  place.tile = sequence * params.tiles_of_sequence + tile;
+  place.row = row - tile * params.rows_of_team();
+  return place;
+}
+
+__device__ void store(const MlaProblem& p, const ResultRow& at, int column, const float4& o,
+                      float factor) {
+  if (p.o.dtype == DType::float32) {
+    float* const to = p.o.at<float>(at.b, at.row, at.head) + column;
+    to[0] = o.x * factor, to[1] = o.y * factor, to[2] = o.z * factor, to[3] = o.w * factor;
+    return;
+  }
+  const bool is_half = p.o.dtype == DType::float16;
+  const auto rounded = [&](float x) {
+    return uint16_t(is_half ? cuda::pack_pair<cuda::Element::kFp16>(x, 0.0f)
+                            : cuda::pack_pair<cuda::Element::kBf16>(x, 0.0f));
+  };
+  uint16_t* const to = p.o.at<uint16_t>(at.b, at.row, at.head) + column;
+  to[0] = rounded(o.x * factor), to[1] = rounded(o.y * factor);
+  to[2] = rounded(o.z * factor), to[3] = rounded(o.w * factor);
+}
+
+__global__ void __launch_bounds__(kMostWarps* cuda::kWarpSize)
+    combine_latent_kernel(const __grid_constant__ LatentParams params) {
+  ptx::griddepcontrol_wait();
+  const MlaProblem& p = params.problem;
+  const int token = int(blockIdx.x) / params.heads, head = int(blockIdx.x) % params.heads;
+  const int column = int(blockIdx.y) * kCtaColumns + ptx::lane() * kOwn;
+  const RowPlace place = place_of(params, token, head);
+  if (place.tile < 0) {
+    store(p, place.at, column, {}, 0);
+    if (threadIdx.x == 0 && blockIdx.y == 0) {
+      if (p.lse.data != nullptr) *place.at.of(p.lse) = p.empty_lse;
+      if (p.max.data != nullptr) *place.at.of(p.max) = -cuda::kInfinity;
+    }
+    return;
+  }
+  const LatentParts parts = params.tile_parts[place.tile];
+  if (parts.count == 1) return;  // stored by the kernel before
+  const auto row_of = [&](int part) {
+    return int64_t{parts.slot_of(part)} * params.rows_of_team() + place.row;
+  };
+  // Warps take parts in turn; each finds the reference for itself.
+  const int warp = int(threadIdx.x) / cuda::kWarpSize, warps = int(blockDim.x) / cuda::kWarpSize;
+  float ref = -cuda::kInfinity;
+  for (int part = ptx::lane(); part < parts.count; part += cuda::kWarpSize) {
+    ref = fmaxf(ref, params.partial_sums[row_of(part)].ref);
+  }
+#pragma unroll
+  for (int distance = 1; distance < cuda::kWarpSize; distance *= 2) {
+    ref = fmaxf(ref, __shfl_xor_sync(0xffffffff, ref, distance));
+  }
+  CombinedSum all{cuda::finite_reference(ref), 0};
+  for (int first = warp; first < parts.count; first += kAtOnce * warps) {
+    float4 o[kAtOnce];
+    LatentSum sums[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int part = first + i * warps;
+      const bool exists = part < parts.count;
+      const int64_t row = exists ? row_of(part) : 0;
+      sums[i] = exists ? params.partial_sums[row] : LatentSum{-cuda::kInfinity, 0};
+      o[i] = {};
+      if (exists) {
+        o[i] = __ldcg(
+            reinterpret_cast<const float4*>(params.partial_o + row * kLatentValueDim + column));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) all.add_part(sums[i], o[i]);
+  }
+  __shared__ float4 of_warp[kMostWarps][cuda::kWarpSize];
+  __shared__ float sum_of_warp[kMostWarps];
+  if (warp > 0) {
+    of_warp[warp][ptx::lane()] = all.o;
+    sum_of_warp[warp] = all.sum;
+  }
+  __syncthreads();
+  if (warp > 0) return;
+  for (int w = 1; w < warps; ++w) all.join({0, sum_of_warp[w], of_warp[w][ptx::lane()]});
+  const LatentSum sum{ref, all.sum};
+  const float factor = output_factor(p, sum, head);
+  store(p, place.at, column, all.o, factor);
+  if (threadIdx.x == 0 && blockIdx.y == 0) store_statistics(p, sum, place.at);
+}
+
+}  // namespace
+
+cudaError_t combine_latent(const LatentParams& params, cudaStream_t stream) {
+  const MlaProblem& p = params.problem;
+  LatentParams copy = params;
+  const dim3 grid(unsigned(p.lengths_q.total * p.heads), unsigned(kLatentValueDim / kCtaColumns));
+  // As many as load a tile's parts at once, if tiles are alike.
+  const int parts =
+      params.splits > 0 ? params.splits : params.teams / std::max(params.tiles, 1) + 2;
+  int warps = 1;
+  while (warps < kMostWarps && warps * kAtOnce < parts) warps *= 2;
+  return cuda::launch(reinterpret_cast<const void*>(&combine_latent_kernel), grid,
+                      warps * cuda::kWarpSize, 0, &copy, {.pdl = true}, stream);
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One launch of the latent kernel, and how its work is cut: which CTA attends to which keys for
+// which query rows. Plain numbers, tested on the host. Next: latent_kernel.cuh.
+//
+// Rows of queries are packed: row = token * heads + head. A CTA has up to `kRows` of them. CTAs of
+// a team have neighbouring rows and read the same keys at the same time, so that the L2 cache
+// serves all but one of them. A tile is what a team does at once: some rows of one sequence, or of
+// one token where each token has keys of its own (indices).
+//
+// Keys come in blocks of 64. Two ways to share them out:
+// Stream: the blocks of all tiles are concatenated, and each team takes an equal range. A team thus
+//   finishes at most one tile that its predecessor began and begins at most one that its successor
+//   finishes. All lengths are read on the device, by every CTA.
+// Fixed: each tile has `splits` parts, whatever the other tiles are, so the bits of a sequence do
+//   not depend on its batch. Teams take the parts in turn.
+#pragma once
+
+#include "core/latent.h"
+#include "core/macros.h"
+#include "engine/cuda/tile/divisor.h"
+
+namespace fa3::hopper {
+
+inline constexpr int kLatentBlockKeys = 64;  // rows of one wgmma
+// Tiles whose lengths the stream adds up: four for each thread of a CTA.
+inline constexpr int kMostStreamTiles = 1024;
+// 128 heads of one token.
+inline constexpr int kMostTeamCtas = 4;
+
+// The partial results of a tile's parts.
+struct alignas(16) LatentParts {
+  int count = 1;
+  int first_slot = 0;   // of part 0
+  int later_slots = 0;  // of part i > 0: later_slots + i * slot_step
+  int slot_step = 1;
+
+  FA3_HD constexpr int slot_of(int part) const {
+    return part == 0 ? first_slot : later_slots + part * slot_step;
+  }
+};
+
+// What the keys of a part give a query row, relative to the reference (base 2).
+struct alignas(8) LatentSum {
+  float ref;
+  float sum;
+};
+
+// Blocks [first, end) of a tile's keys.
+struct LatentSegment {
+  int tile = 0;
+  int first = 0, end = 0;
+  int part = 0;
+  LatentParts parts;
+};
+
+// Stream: the units of team t of `teams` are [begin(t), begin(t + 1)).
+struct StreamRanges {
+  int total = 0, teams = 1;
+
+  // Never more teams than units, so no team between two others is empty.
+  FA3_HD constexpr StreamRanges(int units, int most_teams)
+      : total(units), teams(most_teams < units ? most_teams : units) {}
+  FA3_HD constexpr int begin(int team) const { return int(int64_t{team} * total / teams); }
+  FA3_HD constexpr int team_of(int unit) const {
+    return int((int64_t{unit + 1} * teams - 1) / total);
+  }
+};
+
+// The segment of `team` that begins at `unit`. ends: the sum of blocks of tiles 0 to i.
+FA3_HD constexpr LatentSegment stream_segment(const StreamRanges& ranges, const int* ends, int tile,
+                                              int unit, int team) {
+  const int tile_begin = tile == 0 ? 0 : ends[tile - 1], tile_end = ends[tile];
+  const int team_end = ranges.begin(team + 1);
+  const int opener = ranges.team_of(tile_begin), last = ranges.team_of(tile_end - 1);
+  LatentSegment s;
+  s.tile = tile;
+  s.first = unit - tile_begin;
+  s.end = (team_end < tile_end ? team_end : tile_end) - tile_begin;
+  s.part = team - opener;
+  // Slot 2 t is that of a team's first segment, 2 t + 1 that of a last one.
+  s.parts = {.count = last - opener + 1,
+             .first_slot = 2 * opener + (ranges.begin(opener) < tile_begin ? 1 : 0),
+             .later_slots = 2 * opener,
+             .slot_step = 2};
+  return s;
+}
+
+struct LatentParams {
+  MlaProblem problem;
+  float scale_log2 = 1;
+  cuda::Divisor heads, page_size;
+  int team_ctas = 1;
+  int teams = 1;
+  int tiles_of_sequence = 1;  // or of a token, if that has keys of its own
+  int tiles = 0;
+  int splits = 1;  // fixed parts of a tile; 0: stream
+  int rows_of_cta = 0;
+
+  // Results of parts: (slot, row of the team) x 512, and reference and sum of each.
+  float* partial_o = nullptr;
+  LatentSum* partial_sums = nullptr;
+  LatentParts* tile_parts = nullptr;  // of each tile
+
+  FA3_HD int rows_of_team() const { return team_ctas * rows_of_cta; }
+};
+
+// A tile's rows of queries and its keys.
+struct LatentTile {
+  int b = 0;
+  int first_token = 0;  // in the sequence's tensor: of row 0
+  int tokens = 0;       // of the sequence; 1 with indices
+  int first_row = 0;    // packed, of the tile
+  int rows = 0;         // packed, of all tokens
+  int keys = 0;         // of the sequence, or indices that count
+  int end = 0;          // keys that the last row of the tile sees
+
+  FA3_HD int blocks() const {
+    if (first_row >= rows) return 0;
+    return end > 0 ? (end + kLatentBlockKeys - 1) / kLatentBlockKeys : 1;  // one writes the zeros
+  }
+};
+
+FA3_HD inline LatentTile latent_tile(const LatentParams& params, int number) {
+  const MlaProblem& p = params.problem;
+  const int of = number / params.tiles_of_sequence;
+  LatentTile t;
+  t.first_row = (number - of * params.tiles_of_sequence) * params.rows_of_team();
+  if (p.sparse) {
+    t.b = int(of / p.lengths_q.max);
+    t.first_token = int(of - t.b * p.lengths_q.max);
+    t.tokens = 1;
+    t.rows = int(p.heads);
+    t.keys = t.end = int(p.keys.count_of(t.b, t.first_token));
+    return t;
+  }
+  const Rows q = p.lengths_q.clamped_rows_of(of);
+  t.b = of;
+  t.first_token = int(q.begin);
+  t.tokens = int(q.used);
+  t.rows = t.tokens * int(p.heads);
+  t.keys = t.end = int(p.lengths_k.clamped_rows_of(of).used);
+  const int after = t.first_row + params.rows_of_team();
+  if (p.causal && after < t.rows) {
+    t.end -= t.tokens - 1 - (after - 1) / params.heads;
+  }
+  return t;
+}
+
+// Part number `at` of all tiles' fixed parts. A part may have no keys.
+FA3_HD inline LatentSegment fixed_segment(const LatentParams& params, int at) {
+  LatentSegment s;
+  s.tile = at / params.splits;
+  s.part = at - s.tile * params.splits;
+  const int64_t blocks = latent_tile(params, s.tile).blocks();
+  s.first = int(blocks * s.part / params.splits);
+  s.end = int(blocks * (s.part + 1) / params.splits);
+  const int first_slot = s.tile * params.splits;
+  s.parts = {.count = params.splits, .first_slot = first_slot, .later_slots = first_slot};
+  return s;
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the latent kernel is compiled for, and its budget of shared memory.
+#pragma once
+
+#include "engine/hopper/config/sm90.h"
+#include "engine/hopper/latent/latent_params.h"
+
+namespace fa3::hopper {
+
+inline constexpr int kSlabChannels = 64;  // 128 bytes, the widest swizzle
+inline constexpr int kSlabBytes = kLatentBlockKeys * kSlabChannels * 2;
+inline constexpr int kValueSlabs = int(kLatentValueDim) / kSlabChannels;
+
+// Rows of 656 bytes: 512 e4m3, four float32 scales of 128 channels each, 64 bfloat16.
+struct Group128 {
+  static constexpr int kScaleOffset = 512, kRopeOffset = 528;
+  static constexpr int kGroups = 4;
+  static constexpr int kSlabsOfGroup = kValueSlabs / kGroups;
+  static constexpr int kScaleBytes = kGroups * int(sizeof(float));  // of a key
+  static constexpr int kScaleSlots = 8;  // blocks (latent_byte_loader.cuh)
+  // Bytes of raw rows that all threads of the loader copy at once, in two copies each: a slab of
+  // values, or half a slab of rope channels.
+  static constexpr int kUnitBytes = 2 * kWarpgroupSize * 16;
+};
+
+struct LatentShape {
+  int rows;      // query rows of a CTA: 16 or 32
+  int head_dim;  // 576 or 512
+  Element element;
+  bool is_group128 = false;  // else rows of the element
+
+  FA3_HD constexpr int slabs() const { return head_dim / kSlabChannels; }
+  FA3_HD constexpr int slab_of_q_bytes() const { return rows * kSlabChannels * 2; }
+  // P, and with scales P times the scales of each group.
+  FA3_HD constexpr int weights() const { return is_group128 ? Group128::kGroups : 1; }
+  FA3_HD constexpr int weight_bytes() const { return rows * kLatentBlockKeys * 2; }
+  FA3_HD constexpr int scale_bytes() const {
+    return is_group128 ? Group128::kScaleSlots * kLatentBlockKeys * Group128::kScaleBytes : 0;
+  }
+  // What Q, P, scales, statistics of four warps, barriers and the sums of lengths leave.
+  FA3_HD constexpr int ring_bytes() const {
+    const int statistics = 2 * kWarpsPerWarpgroup * rows * int(sizeof(float));
+    const int others = 1024 + kMostStreamTiles * int(sizeof(int));
+    return kMaxSmemBytes - slabs() * slab_of_q_bytes() - weights() * weight_bytes() -
+           scale_bytes() - statistics - others;
+  }
+  // Slabs that are announced at once. All threads of the loader arrive for what they have copied,
+  // one after the other: with a slab a stage that took 3,600 clocks a block, measured on an H200.
+  FA3_HD constexpr int stage_slabs() const { return is_group128 ? 1 : head_dim == 576 ? 3 : 2; }
+  FA3_HD constexpr int stage_bytes() const { return stage_slabs() * kSlabBytes; }
+  FA3_HD constexpr int block_stages() const { return slabs() / stage_slabs(); }
+  // Of the ring: all of it, or what lets one block be converted while another is computed.
+  FA3_HD constexpr int stages() const {
+    return is_group128 ? slabs() + (rows == 16 ? 3 : 2) : ring_bytes() / stage_bytes();
+  }
+  // Units of raw rows on their way.
+  FA3_HD constexpr int raw_units() const {
+    return is_group128 ? (ring_bytes() - stages() * stage_bytes()) / Group128::kUnitBytes : 0;
+  }
+  FA3_HD constexpr int units_of_block() const { return kValueSlabs + 2 * (slabs() - kValueSlabs); }
+  friend constexpr bool operator==(const LatentShape&, const LatentShape&) = default;
+};
+
+}  // namespace fa3::hopper

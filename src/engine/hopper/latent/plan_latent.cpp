@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/hopper/latent/plan_latent.h"
+
+#include <algorithm>
+
+#include "core/ceil_div.h"
+#include "core/error.h"
+#include "core/macros.h"
+#include "core/workspace.h"
+#include "engine/cuda/host/device.h"
+#include "engine/cuda/host/launch.h"
+#include "engine/cuda/softmax/constants.h"
+#include "engine/hopper/engine.h"
+
+namespace fa3::hopper {
+namespace {
+
+constexpr int64_t kChunk = 16;  // bytes of a copy
+
+// Whether copies of 16 bytes find all rows. A question brings no address: then strides decide.
+Status check_alignment(const char* name, const void* data, std::initializer_list<int64_t> strides) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  if (address % kChunk != 0) {
+    return unsupported(name, ": expected an address that is a multiple of 16 bytes");
+  }
+  for (const int64_t stride : strides) {
+    if (stride % kChunk == 0) continue;
+    return unsupported(name, ": expected strides that are multiples of 16 bytes, got ", stride);
+  }
+  return {};
+}
+
+Status check_queries(const char* name, const Operand& q) {
+  const int64_t size = size_of(q.dtype);
+  return check_alignment(name, q.data,
+                         {q.batch_stride * size, q.row_stride * size, q.head_stride * size});
+}
+
+// Rows of 656 bytes (latent_shape.h).
+bool is_group128(const LatentCache& cache) {
+  const RowScales& scales = cache.latent.scales;
+  return cache.latent.dtype == DType::float8_e4m3 && scales.written && !scales.e8m0 &&
+         scales.channels == 128;
+}
+
+Status check_rows(const MlaProblem& p) {
+  const LatentCache& cache = p.keys.cache;
+  if (p.has_extra) return unsupported("extra_cache: expected none, got one");
+  if (p.dtype == DType::float32) return unsupported("q: expected float16 or bfloat16, got float32");
+  const bool bytes = is_group128(cache);
+  if (bytes && p.dtype != DType::bfloat16) {
+    return unsupported("q: expected bfloat16 for group128 rows, got ", name_of(p.dtype));
+  }
+  for (const RowPart* part : {&cache.latent, &cache.rope}) {
+    if (part->channels == 0) continue;
+    if (!bytes && part->dtype != p.dtype) {
+      return unsupported("cache: expected group128 rows or rows of q's type, ", name_of(p.dtype),
+                         ", got other rows of ", name_of(part->dtype));
+    }
+    if (bytes && part == &cache.rope) continue;  // in the same rows
+    FA3_TRY(check_alignment(part == &cache.latent ? "cache" : "rope", part->data,
+                            {part->page_stride, part->row_stride}));
+  }
+  FA3_TRY(check_queries("q", p.q));
+  return p.q_rope_dim > 0 ? check_queries("q_rope", p.q_rope) : Status{};
+}
+
+// Kernels count rows, tiles and keys in 32 bits.
+Status check_numbers(const MlaProblem& p) {
+  for (const int64_t count :
+       {p.lengths_q.total * p.heads, p.lengths_q.max * p.heads,
+        p.batch * std::max<int64_t>(p.lengths_q.max, 1) * std::max(p.num_splits, 1) * p.heads,
+        p.lengths_k.max, p.keys.cache.page_size}) {
+    if (count > INT32_MAX) return unsupported("more rows, keys or splits than 32 bits count");
+  }
+  return {};
+}
+
+// Parts of each tile; 0: all teams take equal ranges of all keys.
+int choose_splits(const MlaProblem& p, int tiles, int most_teams) {
+  if (p.batch_invariant) return std::max(p.num_splits, 1);
+  if (p.num_splits > 0) return p.num_splits;
+  const bool one_block = p.lengths_k.max <= kLatentBlockKeys;
+  if (tiles > kMostStreamTiles || one_block) return 1;
+  // Whole tiles, if they keep 95% of the teams busy: then nothing is combined.
+  const int64_t places = ceil_div(tiles, most_teams) * most_teams;
+  return int64_t{tiles} * 20 >= places * 19 ? 1 : 0;
+}
+
+}  // namespace
+
+Status plan_latent(const MlaProblem& p, int sms, LatentPlan* plan) {
+  FA3_TRY(check_rows(p));
+  FA3_TRY(check_numbers(p));
+  LatentParams& params = plan->params;
+  params.scale_log2 = cuda::log2_scale(p.scale);
+  params.heads = int(p.heads);
+  params.page_size = int(p.keys.cache.page_size);
+  const int64_t rows = p.sparse ? p.heads : p.lengths_q.max * p.heads;
+  params.rows_of_cta = rows <= 16 ? 16 : 32;
+  params.team_ctas = int(std::clamp<int64_t>(ceil_div(rows, params.rows_of_cta), 1, kMostTeamCtas));
+  params.tiles_of_sequence = int(std::max<int64_t>(ceil_div(rows, params.rows_of_team()), 1));
+  const int64_t sequences = p.lengths_q.total == 0 ? 0 : p.sparse ? p.lengths_q.total : p.batch;
+  params.tiles = int(sequences) * params.tiles_of_sequence;
+  const int most_teams = std::max(sms / params.team_ctas, 1);
+  params.splits = choose_splits(p, params.tiles, most_teams);
+  const int64_t parts = int64_t{params.tiles} * params.splits;
+  params.teams = params.splits == 0 ? most_teams : int(std::min<int64_t>(parts, most_teams));
+  plan->kernel =
+      latent_kernel_of(params.rows_of_cta, p.head_dim, p.dtype, is_group128(p.keys.cache));
+  plan->ctas = params.tiles == 0 ? 0 : params.teams * params.team_ctas;
+  plan->combines = p.lengths_q.total > 0 && (params.splits != 1 || p.lengths_q.packed());
+  return {};
+}
+
+int64_t place_in_workspace(LatentParams& params, void* workspace) {
+  WorkspaceAllocator allocator(workspace);
+  const int64_t slots = params.splits == 0   ? 2 * params.teams
+                        : params.splits == 1 ? 0
+                                             : int64_t{params.tiles} * params.splits;
+  params.tile_parts = allocator.take<LatentParts>(params.tiles);
+  params.partial_sums = allocator.take<LatentSum>(slots, params.rows_of_team());
+  params.partial_o = allocator.take<float>(slots, params.rows_of_team(), kLatentValueDim);
+  return allocator.bytes();
+}
+
+Status plan_mla(const MlaProblem& problem, Plan* plan) {
+  FA3_TRY(cuda::check_device(problem.device_index, kCapability));
+  int sms = 0;
+  FA3_TRY(cuda::count_sms(problem.device_index, &sms));
+  LatentPlan decided;
+  FA3_TRY(plan_latent(problem, sms, &decided));
+  const LatentParams& params = decided.params;
+  plan->engine = "hopper";
+  plan->block_q = params.rows_of_cta;
+  plan->block_k = kLatentBlockKeys;
+  plan->num_splits = params.splits;
+  plan->num_tasks = params.tiles;
+  plan->workspace_bytes = place_in_workspace(decided.params, nullptr);
+  plan->decided.store(decided);
+  if (!plan->wants_words) return {};
+  plan->kernel = concat("latent, ", params.rows_of_cta, " rows x ", kLatentBlockKeys, " keys");
+  plan->why = concat("teams of ", params.team_ctas, " CTAs have neighbouring rows; ",
+                     params.splits == 0   ? "each takes an equal range of all keys"
+                     : params.splits == 1 ? "each takes whole tiles"
+                                          : "each takes fixed parts of tiles");
+  return {};
+}
+
+Status run_mla(const MlaProblem& problem, const Plan& plan, void* workspace, void* stream) {
+  auto decided = plan.decided.load<LatentPlan>();
+  LatentParams& params = decided.params;
+  params.problem = problem;
+  place_in_workspace(params, workspace);
+  const cuda::DeviceScope scope(problem.device_index);
+  cudaError_t error = scope.error();
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (error == cudaSuccess) {
+    error = cuda::launch(decided.kernel.function, dim3(unsigned(decided.ctas)), kLatentThreads,
+                         decided.kernel.smem_bytes, &params, {.pdl = true}, on);
+  }
+  if (error == cudaSuccess && decided.combines) error = combine_latent(params, on);
+  return cuda::finish(error, "hopper mla");
+}
+
+}  // namespace fa3::hopper
