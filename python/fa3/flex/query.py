@@ -5,9 +5,6 @@ Masks may be lists of blocks, or a part of the score function: the library says 
 for. Next: attention.py, device.py.
 """
 
-import functools
-import importlib.util
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -15,6 +12,7 @@ import torch
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.masks import BLOCK
 from fa3.torch import operators
+from fa3.torch.nvrtc import nvrtc_path
 
 
 class Answer(NamedTuple):
@@ -57,17 +55,6 @@ def kernel_text_of(function, max_rows):
         head = function.pieces(max_rows), function.may_hide, nvrtc_path()
         function.kernel_texts[max_rows] = head
     return head
-
-
-@functools.cache
-def nvrtc_path():
-    """libnvrtc of the package that torch brings; None: the library looks for one itself."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        found = sorted(Path(folder).glob("*/lib/libnvrtc.so.1*"))
-        if found:
-            return str(found[-1])
-    return None
 
 
 def with_map(options, extents, q):

@@ -11,6 +11,7 @@ import torch
 from fa3 import _native
 from fa3._dropout import seed_view
 from fa3._options import BOTH_PASSES, DEFAULTS, FORWARD, IN_ORDER, Options
+from fa3.torch.nvrtc import load_nvrtc
 
 QKV = "Tensor q, Tensor k, Tensor v"
 FORWARD_OPTIONS, BACKWARD_OPTIONS = ", ".join(FORWARD), ", ".join(BOTH_PASSES)
@@ -24,6 +25,7 @@ SCHEMAS = {
 }
 NUM_THREADS = list(DEFAULTS).index("num_threads")
 DROPOUT_SEED = list(DEFAULTS).index("dropout_seed")
+GATE = list(DEFAULTS).index("gate")
 DROPOUT_P = list(DEFAULTS).index("dropout_p")
 AVAILABLE_THREADS = _native.available_threads()
 
@@ -215,6 +217,8 @@ def run_forward(q, k, v, out, lse, options, partial=None, max_logit=None):
     """
     if not q.is_cuda:
         options = with_threads(q, options)
+    elif max_logit is not None or (len(options) > GATE and options[GATE] is not None):
+        load_nvrtc()
     if len(options) > DROPOUT_SEED:
         options = with_seed_viewed(options)
     if partial is not None or max_logit is not None:
