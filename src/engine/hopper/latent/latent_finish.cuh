@@ -19,7 +19,7 @@ struct ResultRow {
 
 // Natural, without the sink.
 __device__ __forceinline__ float bare_lse(const LatentSum& s) {
-  return s.sum == 0 ? -cuda::kInfinity : cuda::kLn2 * cuda::log_sum(s.ref, s.sum);
+  return s.sum == 0 ? -cuda::kInfinity : cuda::kLn2 * cuda::log_sum<0>(s.ref, s.sum);
 }
 
 // What O, not normalised, is multiplied by.
