@@ -138,7 +138,8 @@ def flex_attention(
         IndexError: an index out of range, on a CPU.
         fa3.Unsupported: the function cannot be translated; says which operation.
     """
-    refuse_positions("flex_attention", 3, others)
+    if others:
+        refuse_positions("flex_attention", 3, others)
     load_flex()
     lengths = _backends.flex.no_lengths
     if not (

@@ -232,12 +232,11 @@ def instead_of(name, known):
 
 def refuse_positions(caller, expected, others):
     """others: arguments by position behind the expected number of them."""
-    if others:
-        raise TypeError(
-            f"{caller}() takes {expected} arguments by position, got {expected + len(others)}; "
-            "name the others: bias= or block_mask= is a mask, and score_mod= and mask_mod= are "
-            "functions, which fa3.flex_attention takes"
-        )
+    raise TypeError(
+        f"{caller}() takes {expected} arguments by position, got {expected + len(others)}; "
+        "name the others: bias= or block_mask= is a mask, and score_mod= and mask_mod= are "
+        "functions, which fa3.flex_attention takes"
+    )
 
 
 def in_order(caller, named, known=OF_FORWARD):

@@ -185,7 +185,8 @@ def attention(
             NotImplementedError.
         TypeError: an argument is not an array, not a number, ...
     """
-    refuse_positions("attention", 3, others)
+    if others:
+        refuse_positions("attention", 3, others)
     if bias is not None or alibi_slopes is not None:
         name = "alibi_slopes" if bias is None else "bias"
         if not is_torch(q):

@@ -8,6 +8,13 @@ Both engines call these functions when they start, by the entry points of the pa
 flag nothing changes: their own backends stay what they are.
 """
 
+__all__ = ["register_sglang", "register_vllm"]
+
+
+def __dir__():
+    return __all__
+
+
 NAME = "fa3_exact"  # fa3 is sglang's name of FlashAttention-3
 VLLM_CLASS = "fa3.compat._vllm_backend.Backend"
 

@@ -59,9 +59,7 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     key = decisions.key_of(seen, captured, q, k, v, *others)
     found = decisions.find(key)
     if found is None:
-        refuse(q, k, v, scale, causal)
-        refuse_other_than_function("score_mod", score_mod, "score, b, h, q_idx, kv_idx")
-        refuse_other_than_function("mask_mod", mask_mod, "b, h, q_idx, kv_idx")
+        refuse(q, k, v, scale, causal, score_mod=score_mod, mask_mod=mask_mod)
         refuse_other_extents(block_mask, q, k, lengths)
         if key is None:  # a signature has neither transforms nor lazily negated views
             if blocks is None or score_mod is not None:
@@ -79,25 +77,25 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     return run(decision, q, k, v, tensors, maps or blocks, lengths, return_lse)
 
 
-def refuse(q, k, v, scale, causal):
+ARGUMENTS = {"score_mod": "score, b, h, q_idx, kv_idx", "mask_mod": "b, h, q_idx, kv_idx"}
+
+
+def refuse(q, k, v, scale, causal, **functions):
     for name, x in (("q", q), ("k", k), ("v", v)):
         refuse_other_than_tensor(name, x)
     refuse_without_strides(q=q, k=k, v=v)
     refuse_wrong_numbers(scale, causal=causal)
-
-
-def refuse_other_than_function(name, given, arguments):
-    if given is None:
-        return
-    expected = f"{name}: expected a function ({arguments})"
-    if not callable(given):
-        raise InvalidArgument(f"{expected}, got {type(given).__name__}")
-    try:
-        inspect.signature(given).bind(*arguments.split(", "))
-    except TypeError:
-        raise InvalidArgument(f"{expected}, got {given!r}") from None
-    except ValueError:  # without a signature
-        return
+    for name, given in functions.items():
+        if given is None:
+            continue
+        try:
+            inspect.signature(given).bind(*ARGUMENTS[name].split(", "))
+        except TypeError:
+            got = repr(given) if callable(given) else type(given).__name__
+            expected = f"{name}: expected a function ({ARGUMENTS[name]})"
+            raise InvalidArgument(f"{expected}, got {got}") from None
+        except ValueError:  # without a signature
+            continue
 
 
 def lists_of(block_mask, mask_mod, causal, window, lengths):

@@ -72,7 +72,8 @@ def attention(q, k, v, *others, return_lse=False, return_max_logit=False, bias=N
         RuntimeError, ValueError: while it runs, by JAX and with the library's sentence: lengths in
             host memory that lead out of their tensors.
     """
-    refuse_positions("attention", 3, others)
+    if others:
+        refuse_positions("attention", 3, others)
     require_seed(options)
     if bias is not None:
         refuse_no_array(bias, "bias")

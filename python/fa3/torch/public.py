@@ -77,7 +77,8 @@ def attention(
             has none: caches, FP8, forward-mode and second derivatives. Also a NotImplementedError.
         TypeError: k, v or an option is no tensor, no number, ...
     """
-    refuse_positions("attention", 3, others)
+    if others:
+        refuse_positions("attention", 3, others)
     if bias is not None or alibi_slopes is not None:
         if generator is not None:
             raise Unsupported("generator: not together with bias and alibi_slopes")
