@@ -59,7 +59,15 @@ class ExpectedMma:
 # Loads of spilled registers by head dim, rows and keys: of producers, which have 32 to 88, and of
 # consumers between tiles. The second are of quantized caches, whose producers also dequantize, by
 # head dim and rows.
-SPILLED = {(128, 128, 128): 22, (192, 128, 80): 1, (256, 64, 64): 2, (256, 128, 64): 6}
+SPILLED = {
+    (64, 192, 128): 1,
+    (128, 128, 128): 22,
+    (192, 128, 80): 1,
+    (256, 64, 64): 2,
+    (256, 128, 64): 6,
+}
+# Of kernels without overlap, where a block is done again, by head dim.
+SERIAL_SPILLED = {64: 10}
 # Loads of spilled registers in kernels that decode.
 STREAM_K_SPILLED = {(128, 128, 128): 8, (256, 128, 64): 5}
 CACHE_SPILLED = {(256, 64): 7, (256, 128): 13}
@@ -70,7 +78,7 @@ DROPOUT_SPILLED = {64: 25}
 # Loads of spilled registers of e4m3 kernels, by head dim, rows and keys: none in the loop of steps
 # within a tile, but where a tile starts or ends, or scores are computed again.
 E4M3_SPILLED = {
-    (64, 192, 128): 24,
+    (64, 192, 128): 37,
     (128, 128, 128): 7,
     (128, 128, 192): 8,
     (192, 128, 128): 6,
@@ -109,7 +117,8 @@ def forward_serial(d: int, dv: int, block_n: int) -> Expected:
 
     While a block is done again, O waits in local memory, two numbers an access.
     """
-    return Expected(d // 16, block_n // 16, 4, block_n // 2, 10, dv // 4)
+    spilled = dv // 4 + SERIAL_SPILLED.get(d, 0)
+    return Expected(d // 16, block_n // 16, 4, block_n // 2, 10, spilled)
 
 
 def forward(
@@ -133,9 +142,8 @@ def forward(
     exponential in three places: first block, step, a block done again. Kernels without guarded
     steps (quantized caches) lack these and the block done again, and pack nothing early; those for
     few queries have each softmax twice, once for the first of a thread's two rows alone. The
-    compiler may repeat one softmax for a warp that has diverged. Kernels that cannot compute lost
-    scores again in every call have an ordinary softmax more. While a block is done again, O
-    waits in local memory, two numbers an access.
+    compiler may repeat one softmax for a warp that has diverged. While a block is
+    done again, O waits in local memory, two numbers an access.
     """
     if e4m3:
         return forward_e4m3(d, block_m, block_n, variant, transposes)
