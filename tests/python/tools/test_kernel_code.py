@@ -23,11 +23,12 @@ PARTS = "".join(
 )
 STREAM_K = (
     f"_ZN3fa36hopper14forward_kernelIXtlNS0_6KernelE{SHAPE}LNS_4cuda7ElementE1E{PARTS}"
-    "tlNS0_8CapturedELNS0_5AheadE0ELb0EEEEEEvNS0_13ForwardParamsE"
+    "tlNS0_8CapturedELNS0_5AheadE0ELb0EE"
+    "tlNS4_7OutputsELNS4_4GateE0ELNS4_8GateTypeE0ELb0EEEEEEvNS0_13ForwardParamsE"
 )
 LINES = (
     'fa3 kernel forward 26 other "d64/64 64x128 stream-K" '
-    "64,64,64,128,1,6,0,2,1,0,1,0,3,0,0,0,0,0, engine/hopper/forward/stream_k_tiles.cuh\n"
+    "64,64,64,128,1,6,0,2,1,0,1,0,3,0,0,0,0,0,0,0,0, engine/hopper/forward/stream_k_tiles.cuh\n"
 )
 
 
