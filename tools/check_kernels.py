@@ -66,7 +66,7 @@ SPILLED = {
     (256, 64, 64): 2,
     (256, 128, 64): 6,
 }
-# Of kernels without overlap, where a block is done again, by head dim.
+# Kernels without overlap have them where a block is done again; by head dim.
 SERIAL_SPILLED = {64: 10}
 # Loads of spilled registers in kernels that decode.
 STREAM_K_SPILLED = {(128, 128, 128): 8, (256, 128, 64): 5}

@@ -179,8 +179,8 @@ def flash_mla_sparse_fwd(
         indices: (sq, 1, k); below 0 or >= s_kv: skipped.
         attn_sink: (h,) float: one more logit of each head.
         topk_length: (sq,): how many indices, from the left, count.
-        indexer_topk: above 0, the result has one more LSE: that of the first so many indices, by a
-            second call.
+        indexer_topk: above 0, a second call adds one more LSE to the result: that of the first
+            indexer_topk indices.
         out: written instead of a new tensor, as vLLM's copy has it.
 
     Returns:

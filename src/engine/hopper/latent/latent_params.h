@@ -31,12 +31,12 @@ inline constexpr int kMostTeamCtas = 4;
 // The partial results of a tile's parts.
 struct alignas(16) LatentParts {
   int count = 1;
-  int first_slot = 0;   // of part 0
-  int later_slots = 0;  // of part i > 0: later_slots + i * slot_step
+  int first_slot = 0;  // of part 0
+  int other_slot = 0;  // of part i > 0: other_slot + i * slot_step
   int slot_step = 1;
 
   FA3_HD constexpr int slot_of(int part) const {
-    return part == 0 ? first_slot : later_slots + part * slot_step;
+    return part == 0 ? first_slot : other_slot + part * slot_step;
   }
 };
 
@@ -81,7 +81,7 @@ FA3_HD constexpr LatentSegment stream_segment(const StreamRanges& ranges, const 
   // Slot 2 t is that of a team's first segment, 2 t + 1 that of a last one.
   s.parts = {.count = last - opener + 1,
              .first_slot = 2 * opener + (ranges.begin(opener) < tile_begin ? 1 : 0),
-             .later_slots = 2 * opener,
+             .other_slot = 2 * opener,
              .slot_step = 2};
   return s;
 }
@@ -156,7 +156,7 @@ FA3_HD inline LatentSegment fixed_segment(const LatentParams& params, int at) {
   s.first = int(blocks * s.part / params.splits);
   s.end = int(blocks * (s.part + 1) / params.splits);
   const int first_slot = s.tile * params.splits;
-  s.parts = {.count = params.splits, .first_slot = first_slot, .later_slots = first_slot};
+  s.parts = {.count = params.splits, .first_slot = first_slot, .other_slot = first_slot};
   return s;
 }
 

@@ -123,11 +123,11 @@ class LatentRows {
     ptx::bar_sync(int(NamedBarrier::kRows), kWarpgroupSize);
   }
 
-  // Of the tile: the query row of the thread's number c.
+  // The query row, in the tile, of the thread's number c.
   __device__ __forceinline__ int row_of(int c) const {
     return c / 2 * 8 + ptx::lane() % kQuadLanes * 2 + c % 2;
   }
-  // Of the block: the thread's two keys, 8 apart.
+  // The first of the thread's two keys in the block; they are 8 apart.
   __device__ __forceinline__ int first_key() const {
     return warp_ * kRowsPerWarp + ptx::lane() / kQuadLanes;
   }
@@ -170,7 +170,7 @@ class LatentRows {
     }
   }
 
-  // Of the thread's two keys, for each group of channels.
+  // The scales of the thread's two keys, for each group of channels.
   struct KeyScales {
     float of[2][Group128::kGroups];
   };
@@ -247,7 +247,7 @@ class LatentRows {
     }
   }
 
-  // Of stage number `number` of a block, whose first is `first_stage`.
+  // Stage number `number` of a block, whose first is `first_stage`.
   static __device__ __forceinline__ uint32_t stage_of(uint32_t first_stage, int number) {
     const uint32_t stage = first_stage + uint32_t(number);
     return stage < uint32_t(C.stages()) ? stage : stage - uint32_t(C.stages());
@@ -383,7 +383,7 @@ class LatentRows {
     }
   }
 
-  // Of the thread's keys, then of all.
+  // Over the thread's keys, then over all.
   __device__ __forceinline__ void add_up_sums() {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {

@@ -49,7 +49,7 @@ struct LatentShape {
   FA3_HD constexpr int stage_slabs() const { return is_group128 ? 1 : head_dim == 576 ? 3 : 2; }
   FA3_HD constexpr int stage_bytes() const { return stage_slabs() * kSlabBytes; }
   FA3_HD constexpr int block_stages() const { return slabs() / stage_slabs(); }
-  // Of the ring: all of it, or what lets one block be converted while another is computed.
+  // The ring holds a block, or more where one is converted while another is computed.
   FA3_HD constexpr int stages() const {
     return is_group128 ? slabs() + (rows == 16 ? 3 : 2) : ring_bytes() / stage_bytes();
   }

@@ -19,7 +19,7 @@ struct LatentPlan {
 Status plan_mla(const MlaProblem& problem, Plan* plan);
 Status run_mla(const MlaProblem& problem, const Plan& plan, void* workspace, void* stream);
 
-// Pure: for a GPU with so many SMs.
+// Asks no device: `sms` is its number of SMs.
 Status plan_latent(const MlaProblem& problem, int sms, LatentPlan* plan);
 // Points params' arrays into the workspace; counts its bytes if that is null.
 int64_t place_in_workspace(LatentParams& params, void* workspace);
