@@ -11,6 +11,7 @@ the programs beside it.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,11 +28,17 @@ sed -i 's/^\\.version 9\\..*/.version {version}/' "$last"
 """
 
 
-def make(folder: Path) -> Path:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
+def installed() -> Path:
+    """The toolkit of the nvcc in PATH, which may be a script that calls it."""
+    if shutil.which("nvcc") is None:
         sys.exit("expected nvcc of CUDA 13 in PATH, got none")
-    of_13 = Path(nvcc).resolve().parent.parent
+    command = ["nvcc", "-dryrun", "-E", "-x", "cu", "/dev/null"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    return Path(re.search(r"^#\$ _HERE_=(.*)$", said, re.MULTILINE)[1]).resolve().parent
+
+
+def make(folder: Path) -> Path:
+    of_13 = installed()
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
     subprocess.run([*command, "--only-binary=:all:", *PACKAGES], check=True)
