@@ -1,16 +1,16 @@
 # Generated sources of the kernels, so that these compile side by side, and one for all entries that
 # FA3_KERNELS leaves without a kernel.
 
-# fa3_catalogue_sources(<result> <folder> <Pass> [EXCLUDE <words>] <element>...)
-# Into list <result>, the sources in <folder>: one for each row of Hopper's catalogue of the pass
+# fa3_catalogue_sources(<result> <engine> <folder> <Pass> [EXCLUDE <words>] <element>...)
+# Into list <result>, the sources in <folder>: one for each row of the engine's catalogue of the pass
 # (Forward or Backward), for these elements. EXCLUDE: without the rows whose names match.
-function(fa3_catalogue_sources result folder Pass)
-  cmake_parse_arguments(PARSE_ARGV 3 arg "" "EXCLUDE" "")
-  fa3_read_catalogue(lines)
+function(fa3_catalogue_sources result engine folder Pass)
+  cmake_parse_arguments(PARSE_ARGV 4 arg "" "EXCLUDE" "")
+  fa3_read_catalogue(lines ${engine})
   set(sources)
   set(absent)
-  set(before "namespace fa3::hopper {\n")
-  set(after "}  // namespace fa3::hopper\n")
+  set(before "namespace fa3::${engine} {\n")
+  set(after "}  // namespace fa3::${engine}\n")
   string(TOLOWER ${Pass} pass)
   foreach(line IN LISTS lines)
     if(NOT line MATCHES "^fa3 kernel ${pass} ([0-9]+) ([a-z]+) \"([^\"]+)\" [^ ]+ (.+)$")
@@ -37,7 +37,7 @@ function(fa3_catalogue_sources result folder Pass)
       set(source ${folder}/${pass}_${row}.cu)
       file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "// @name@
 #include \"@headers@\"
-#include \"engine/hopper/instances/@pass@_entry.cuh\"
+#include \"engine/@engine@/instances/@pass@_entry.cuh\"
 @before@@instances@@after@")
       list(APPEND sources ${source})
     endif()
@@ -45,24 +45,26 @@ function(fa3_catalogue_sources result folder Pass)
   if(absent)
     set(source ${folder}/no_${pass}_kernels.cu)
     file(CONFIGURE OUTPUT ${source} @ONLY CONTENT
-      "#include \"@PROJECT_SOURCE_DIR@/tests/cpp/engine/hopper/no_kernels.h\"
+      "#include \"@PROJECT_SOURCE_DIR@/tests/cpp/engine/@engine@/no_kernels.h\"
 @before@@absent@@after@")
     list(APPEND sources ${source})
   endif()
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# The lines of Hopper's catalogue (kernels/list.cpp), which are read from its object: for another
-# machine too. tools/kernel_code.py reads them in generated/engine/hopper/kernels.txt.
-function(fa3_read_catalogue result)
-  get_property(lines GLOBAL PROPERTY fa3_catalogue)
+# The lines of an engine's catalogue (kernels/list.cpp), which are read from its object: for another
+# machine too. tools/kernel_code.py reads Hopper's in generated/engine/hopper/kernels.txt.
+function(fa3_read_catalogue result engine)
+  get_property(lines GLOBAL PROPERTY fa3_catalogue_of_${engine})
   if(NOT lines)
-    set(hopper ${PROJECT_SOURCE_DIR}/src/engine/hopper)
-    file(GLOB parts ${hopper}/kernels/*.* ${hopper}/config/*.h)
+    set(root ${PROJECT_SOURCE_DIR}/src/engine)
+    file(GLOB parts ${root}/${engine}/kernels/*.* ${root}/${engine}/config/*.h
+      ${root}/cuda/catalogue/*.h)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${parts})
-    set(folder ${PROJECT_BINARY_DIR}/generated/engine/hopper)
+    set(folder ${PROJECT_BINARY_DIR}/generated/engine/${engine})
     set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
-    try_compile(compiled ${PROJECT_BINARY_DIR}/CMakeFiles/kernels ${hopper}/kernels/list.cpp
+    try_compile(compiled ${PROJECT_BINARY_DIR}/CMakeFiles/kernels_of_${engine}
+      ${root}/${engine}/kernels/list.cpp
       CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${PROJECT_SOURCE_DIR}/src;${PROJECT_SOURCE_DIR}/include"
       COMPILE_DEFINITIONS -fno-lto
       CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON
@@ -74,57 +76,7 @@ function(fa3_read_catalogue result)
     file(STRINGS ${folder}/kernels.a lines REGEX "^fa3 kernel ")
     list(JOIN lines "\n" text)
     file(CONFIGURE OUTPUT ${folder}/kernels.txt @ONLY CONTENT "@text@\n")
-    set_property(GLOBAL PROPERTY fa3_catalogue "${lines}")
+    set_property(GLOBAL PROPERTY fa3_catalogue_of_${engine} "${lines}")
   endif()
   set(${result} "${lines}" PARENT_SCOPE)
-endfunction()
-
-# fa3_ampere_sources(<result> <folder> <Pass> <table> <entry> <kind>...)
-# Into list <result>, the sources in <folder>: one for each row of <table>, in the ampere engine's
-# tables/, and each kind, the template arguments after the row, since a driver compiles PTX of one
-# kernel at a time. They include the entry of their pass, in its instances/, and instantiate
-# <Pass>Kernel.
-function(fa3_ampere_sources result folder Pass table entry)
-  set(table ${PROJECT_SOURCE_DIR}/src/engine/ampere/tables/${table})
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
-  set(instance KernelInstance)
-  if(Pass STREQUAL "Backward")
-    set(instance BackwardInstance)
-  endif()
-  file(STRINGS ${table} rows REGEX "^    ${instance}{")
-  list(LENGTH rows num_rows)
-  math(EXPR last_row "${num_rows} - 1")
-  string(TOLOWER ${Pass} pass)
-  set(before "namespace fa3::ampere {\n")
-  set(after "}  // namespace fa3::ampere\n")
-  set(sources)
-  set(absent)
-  foreach(row RANGE ${last_row})
-    set(numbers_Fp16 0)
-    set(numbers_Bf16 0)
-    foreach(kind IN LISTS ARGN)
-      string(REGEX REPLACE "^Element::k([A-Za-z0-9]+).*" "\\1" element "${kind}")
-      set(instance "template ${Pass}Kernel ${entry}<${row}, ${kind}>();\n")
-      math(EXPR numbers_${element} "${numbers_${element}} + 1")
-      if(NOT FA3_KERNELS OR (FA3_KERNELS STREQUAL "SAMPLE" AND row GREATER 0)
-          OR (FA3_KERNELS MATCHES "^(SAMPLE|BF16)$" AND NOT element STREQUAL "Bf16"))
-        string(APPEND absent "${instance}")
-        continue()
-      endif()
-      string(TOLOWER ${entry}_${row}_${element}_${numbers_${element}}.cu name)
-      set(source ${folder}/${name})
-      file(CONFIGURE OUTPUT ${source} @ONLY CONTENT
-        "#include \"engine/ampere/instances/@pass@_entry.cuh\"
-@before@@instance@@after@")
-      list(APPEND sources ${source})
-    endforeach()
-  endforeach()
-  if(absent)
-    set(source ${folder}/no_${entry}.cu)
-    file(CONFIGURE OUTPUT ${source} @ONLY CONTENT
-      "#include \"@PROJECT_SOURCE_DIR@/tests/cpp/engine/ampere/no_kernels.h\"
-@before@@absent@@after@")
-    list(APPEND sources ${source})
-  endif()
-  set(${result} ${sources} PARENT_SCOPE)
 endfunction()

@@ -24,6 +24,7 @@ CUDA_ROOMS = {
     "engine_parts.h": "host/ kernels/",
     "lists/": "feature_params.h host/ tile/ ptx/",
     "jit/": "host/ softmax/ ptx/",
+    "catalogue/": "jit/ ptx/",
 }
 
 # The rooms of the CPU engines likewise.
@@ -74,11 +75,11 @@ AMPERE_ROOMS = {
     "backward_params.h": "tile/",
     "forward/": "forward_params.h tile/ tile_schedule.h config/",
     "backward/": "backward_params.h tile/ config/",
-    "tables/": "config/",
-    "instances/": "tables/ forward/ backward/ config/",
-    "plan/": "instances/ tables/ forward_params.h backward_params.h tile_schedule.h config/ "
+    "kernels/": "config/",
+    "instances/": "kernels/ forward/ backward/ config/",
+    "plan/": "instances/ kernels/ forward_params.h backward_params.h tile_schedule.h config/ "
     "engine.h",
-    "launch/": "plan/ instances/ tables/ backward/ forward_params.h backward_params.h config/",
+    "launch/": "plan/ instances/ kernels/ backward/ forward_params.h backward_params.h config/",
 }
 
 # The model of an SM that the kernels' sources run on in tests (docs/protocol-model.md): what all of

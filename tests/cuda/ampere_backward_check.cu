@@ -14,11 +14,12 @@
 namespace fa3::testing {
 namespace {
 
-using ampere::kBackwardTable;
 using cuda::Element;
 
 BackwardSubject subject_of(int row, Element element, bool scored) {
-  const ampere::BackwardKernel kernel = ampere::backward_kernel_at(row, element, scored);
+  // A row of kPlainRows, or the same of kScoredRows behind them.
+  const size_t place = size_t(row) + (scored ? ampere::kPlainRows.size() : 0);
+  const auto kernel = ampere::backward_kernel_at(ampere::kBackward[place], element);
   return {kernel.config.head_dim, kernel.config.head_dim_v, scored ? " scored" : "",
           [kernel](const cuda::BackwardCall& call, int) {
             const ampere::BackwardPlan plan = plan_launches(kernel, call);
@@ -31,7 +32,7 @@ BackwardSubject subject_of(int row, Element element, bool scored) {
 struct Options {
   std::string only;
   bool verbose = false;
-  int repeats = 1, first_row = 0, end_row = int(kBackwardTable.size());
+  int repeats = 1, first_row = 0, end_row = int(ampere::kPlainRows.size());
 };
 
 // Every case, and with dropout those of which some are masked: its kernels know softcap too.
@@ -61,9 +62,9 @@ int check_all(const Options& options) {
 
 void list_rows() {
   int number = 0;
-  for (const auto& row : kBackwardTable) {
-    std::printf("%d backward %d %d %d KB\n", number++, row.config.head_dim, row.config.head_dim_v,
-                row.config.smem_class >> 10);
+  for (const auto& row : ampere::kPlainRows) {
+    std::printf("%d backward %d %d %d KB\n", number++, row.kernel.head_dim, row.kernel.head_dim_v,
+                row.kernel.smem_class >> 10);
   }
 }
 

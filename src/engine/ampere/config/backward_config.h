@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one template parameter of the backward's kernels: tile sizes and stages, with the shared
-// memory and registers that follow. Plain constexpr. tables/backward_table.h has what is built.
+// memory and registers that follow. Plain constexpr. kernels/backward.h has what is built.
 //
 // A CTA has a block of keys. Its warps are of two sides (backward_kernel.cuh): four of the values,
 // which sum dV, and four of the keys, which sum dK; a warp of either has a quarter of the keys. All
@@ -66,11 +66,10 @@ struct BackwardConfig {
   bool block_mask = false;           // goes through the query blocks that a block mask shows
   bool keeps_slopes = false;         // of a score function, apart from P
 
-  FA3_HD constexpr BackwardConfig with(Element e, bool has_other_p) const {
+  FA3_HD constexpr BackwardConfig with_other_p() const {
     BackwardConfig other = *this;
-    other.element = e;
-    other.scored = has_other_p;
-    if (has_other_p && block_m > 32) other.block_m = block_m / 2;  // it takes registers
+    other.scored = true;
+    if (block_m > 32) other.block_m = block_m / 2;  // it takes registers
     return other;
   }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The template parameter of the forward kernels, and the budgets that follow from it. Plain
-// constexpr, tested on the host. Next: tables/forward_table.h.
+// constexpr, tested on the host. Next: kernels/forward.h.
 #pragma once
 
 #include "engine/cuda/ptx/fragment.h"

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by the generated source files, each of which instantiates one kernel of a row of
-// backward_table.h.
+// Included by the generated source of each row of kBackward.
 #pragma once
 
 #include "engine/ampere/backward/backward_kernel.cuh"
 #include "engine/ampere/backward/postprocess.cuh"
 #include "engine/ampere/backward/preprocess.cuh"
 #include "engine/ampere/instances/backward_entry.h"
-#include "engine/ampere/tables/mask_backward_table.h"
 
 namespace fa3::ampere {
 
@@ -21,14 +19,9 @@ BackwardKernel backward_kernel_of() {
           BackwardSmem<kMain>::kBytes};
 }
 
-template <int Row, Element E, bool Scored>
-BackwardKernel backward_entry() {
-  return backward_kernel_of<kBackwardTable[Row].config.with(E, Scored)>();
-}
-
 template <int Row, Element E>
-BackwardKernel mask_backward_entry() {
-  return backward_kernel_of<kMaskBackwardTable[Row].config.with(E, true)>();
+BackwardKernel backward_entry() {
+  return backward_kernel_of<kernel_of(kBackward[Row], E)>();
 }
 
 }  // namespace fa3::ampere

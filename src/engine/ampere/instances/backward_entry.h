@@ -2,7 +2,7 @@
 // The kernels of a backward call, for the launcher.
 #pragma once
 
-#include "engine/ampere/tables/mask_backward_table.h"
+#include "engine/ampere/kernels/backward.h"
 
 namespace fa3::ampere {
 
@@ -15,16 +15,18 @@ struct BackwardKernel {
   int smem_bytes;  // of the main kernel
 };
 
-// Defined by the generated source file of row `Row` (backward_entry.cuh).
-template <int Row, Element E, bool Scored>
+// Defined by the generated source of row `Row` of kBackward (backward_entry.cuh).
+template <int Row, Element E>
 BackwardKernel backward_entry();
 
-// Row `Row` of kMaskBackwardTable (backward_entry.cuh).
-template <int Row, Element E>
-BackwardKernel mask_backward_entry();
+template <Element E>
+auto entry_of(const BackwardRow& row) {
+  static constexpr auto kEntries =
+      cuda::entries_of<kBackward>([]<int Row>() { return &backward_entry<Row, E>; });
+  return kEntries[size_t(&row - kBackward.data())];
+}
 
-// The kernels of a row of kBackwardTable, or of kMaskBackwardTable.
-BackwardKernel backward_kernel_at(int row, Element element, bool scored);
-BackwardKernel mask_backward_kernel_at(int row, Element element);
+// The kernels of a row of kBackward.
+BackwardKernel backward_kernel_at(const BackwardRow& row, Element element);
 
 }  // namespace fa3::ampere

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by the generated source files, each of which instantiates one row of forward_table.h for
-// one element type.
+// Included by the generated source of each row of kForward.
 #pragma once
 
 #include "engine/ampere/forward/forward_kernel.cuh"
@@ -10,7 +9,7 @@ namespace fa3::ampere {
 
 template <int Row, Element E>
 ForwardKernel forward_entry() {
-  constexpr ForwardConfig kConfig = kForwardTable[Row].config.with(E);
+  constexpr ForwardConfig kConfig = kernel_of(kForward[Row], E);
   return {kConfig, reinterpret_cast<const void*>(&forward_kernel<kConfig>)};
 }
 

@@ -2,7 +2,7 @@
 // A built kernel as the launcher sees it, and where to get it.
 #pragma once
 
-#include "engine/ampere/tables/forward_table.h"
+#include "engine/ampere/kernels/forward.h"
 
 namespace fa3::ampere {
 
@@ -11,11 +11,18 @@ struct ForwardKernel {
   const void* function;  // for cudaLaunchKernel
 };
 
-// Defined by the generated source file of row `Row` (forward_entry.cuh).
+// Defined by the generated source of row `Row` of kForward (forward_entry.cuh).
 template <int Row, Element E>
 ForwardKernel forward_entry();
 
-// The kernel of a row of kForwardTable for an element type.
-ForwardKernel forward_kernel_at(int row, Element element);
+template <Element E>
+auto entry_of(const Row& row) {
+  static constexpr auto kEntries =
+      cuda::entries_of<kForward>([]<int Row>() { return &forward_entry<Row, E>; });
+  return kEntries[size_t(&row - kForward.data())];
+}
+
+// The kernel of a row of kForward.
+ForwardKernel forward_kernel_at(const Row& row, Element element);
 
 }  // namespace fa3::ampere

@@ -46,6 +46,9 @@ struct BackwardPlan {
   BackwardWorkspace workspace;
 };
 
+// The row of kBackward for a problem and a device's shared memory; or null.
+const BackwardRow* select_backward_kernel(const BackwardProblem& problem, int smem_bytes);
+
 // The plan of a call for a kernel that can do it.
 BackwardPlan plan_launches(const BackwardKernel& kernel, const cuda::BackwardCall& call);
 

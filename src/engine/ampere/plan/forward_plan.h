@@ -56,13 +56,10 @@ struct ForwardPlan {
 ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, PackGqa pack,
                         int num_sms, int num_splits = 1);
 
-// ---- Which row of the table a problem takes, and how many query heads share its tiles: pure
-// functions ----
+// ---- Which row a problem takes, and how many query heads share its tiles: pure functions ----
 
-inline constexpr int kNoKernel = -1;
-
-// A row of kForwardTable, or kNoKernel, for a GPU with so much shared memory on each SM.
-int select_kernel(const Problem& problem, int smem_bytes_of_sm);
+// A row of kForward, or null, for a GPU with so much shared memory on each SM.
+const Row* select_kernel(const Problem& problem, int smem_bytes_of_sm);
 
 cuda::PackGqa select_pack(const Problem& problem, const ForwardConfig& config);
 

@@ -15,11 +15,6 @@ Status check_forward(const Problem& problem);
 
 Status plan_forward(const Problem& problem, Plan* plan);
 
-// The row of kBackwardTable, or beside a block mask of kMaskBackwardTable, for head dims and a
-// device's shared memory; or kNoKernel.
-int select_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes);
-int select_mask_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes);
-
 Status plan_backward(const BackwardProblem& problem, Plan* plan);
 
 }  // namespace fa3::ampere

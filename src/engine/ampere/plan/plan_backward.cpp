@@ -2,15 +2,11 @@
 #include "engine/ampere/plan/plan.h"
 
 #include <algorithm>
-#include <span>
-
-#include <algorithm>
 
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/ampere/engine.h"
 #include "engine/ampere/plan/backward_plan.h"
-#include "engine/ampere/plan/forward_plan.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/forward_call.h"
 #include "engine/cuda/jit/score_program.h"
@@ -33,16 +29,6 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
   return why;
 }
 
-template <class Table>
-int first_that_fits(const Table& table, int64_t head_dim, int64_t head_dim_v, int smem_bytes) {
-  for (int row = 0; row < int(table.size()); ++row) {
-    const BackwardConfig& c = table[size_t(row)].config;
-    if (smem_bytes >= c.smem_class && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v)
-      return row;
-  }
-  return kNoKernel;
-}
-
 Status check_score(const BackwardProblem& p) {
   if (p.score != nullptr && cuda::tensor_with_stored_gradient(*p.score) != nullptr) {
     return unsupported("stores_gradient of a score function's element");
@@ -60,31 +46,16 @@ BackwardKernel with_score_function(BackwardKernel kernel, const fa3_score_functi
   return kernel;
 }
 
-struct Selection {
-  int row;  // or kNoKernel; then there is nothing else
-  BackwardKernel kernel;
-  const char* why;
-};
-
-Selection select(const BackwardProblem& p, int smem_bytes) {
-  const Element element = cuda::element_of(p.dtype);
-  if (p.block_mask.on) {
-    const int row = select_mask_backward_kernel(p.head_dim, p.head_dim_v, smem_bytes);
-    if (row == kNoKernel) return {row, {}, ""};
-    return {row, mask_backward_kernel_at(row, element), kMaskBackwardTable[size_t(row)].why};
-  }
-  const int row = select_backward_kernel(p.head_dim, p.head_dim_v, smem_bytes);
-  if (row == kNoKernel) return {row, {}, ""};
-  return {row, backward_kernel_at(row, element, has_other_p(p)), kBackwardTable[size_t(row)].why};
-}
-
 }  // namespace
 
-int select_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes) {
-  return first_that_fits(kBackwardTable, head_dim, head_dim_v, smem_bytes);
-}
-int select_mask_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes) {
-  return first_that_fits(kMaskBackwardTable, head_dim, head_dim_v, smem_bytes);
+const BackwardRow* select_backward_kernel(const BackwardProblem& p, int smem_bytes) {
+  const bool scored = p.block_mask.on || has_other_p(p);
+  const auto row = std::ranges::find_if(kBackward, [&](const BackwardRow& candidate) {
+    const BackwardConfig& c = candidate.kernel;
+    return c.block_mask == p.block_mask.on && c.scored == scored && c.smem_class <= smem_bytes &&
+           c.head_dim >= p.head_dim && c.head_dim_v >= p.head_dim_v;
+  });
+  return row == kBackward.end() ? nullptr : &*row;
 }
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
@@ -101,12 +72,12 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   int smem_bytes = 0;
   FA3_TRY(cuda::count_smem_bytes(problem.device_index, &smem_bytes));
-  const Selection selected = select(problem, smem_bytes);
-  if (selected.row == kNoKernel) {
+  const BackwardRow* row = select_backward_kernel(problem, smem_bytes);
+  if (!row) {
     return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
                        problem.head_dim_v, "; the largest have 256 and 256");
   }
-  BackwardKernel kernel = selected.kernel;
+  BackwardKernel kernel = backward_kernel_at(*row, cuda::element_of(problem.dtype));
   if (problem.score != nullptr) kernel = with_score_function(kernel, *problem.score);
   const cuda::BackwardCall call = cuda::call_of(problem);
   const BackwardPlan decided = plan_launches(kernel, call);
@@ -127,7 +98,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
                           c.block_mask ? " block mask" : "", problem.dropout.on() ? " dropout" : "",
                           call.deterministic ? " deterministic" : "",
                           problem.score ? " with a score function" : "");
-    plan->why = reasons(decided, selected.why);
+    plan->why = reasons(decided, row->why);
   }
   return {};
 }

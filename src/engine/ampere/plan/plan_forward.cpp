@@ -44,7 +44,7 @@ Status check_forward(const Problem& p) {
   if (p.gate.on) return unsupported("no kernel for an output gate");
   if (p.max_logit.on) return unsupported("no kernel for max_logit");
   FA3_TRY(cuda::check_cache_scales(p));
-  if (select_kernel(p, 0) == kNoKernel) {
+  if (!select_kernel(p, 0)) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
   return cuda::check_row_numbers(p);
@@ -58,8 +58,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   const ForwardCall call = cuda::call_of(problem);
   int smem_bytes = 0;
   FA3_TRY(cuda::count_smem_bytes(problem.device_index, &smem_bytes));
-  const int row = select_kernel(problem, smem_bytes + kOwnSmemBytes);
-  const KernelInstance& instance = kForwardTable[size_t(row)];
+  const Row& row = *select_kernel(problem, smem_bytes + kOwnSmemBytes);
   ForwardKernel kernel = forward_kernel_at(row, cuda::element_of(problem.dtype));
   if (problem.score != nullptr) kernel.config = kernel.config.with_score_function();
   const ForwardConfig& c = kernel.config;
@@ -85,7 +84,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
                c.block_m, "x", c.block_n, c.quantized ? " quantized cache" : "",
                cuda::mask_name(call.mask), c.block_mask ? " block mask" : "",
                c.dropout ? " dropout" : "", problem.score ? " with a score function" : "");
-    plan->why = reasons(decided, instance.why, problem.batch_invariant);
+    plan->why = reasons(decided, row.why, problem.batch_invariant);
   }
   return {};
 }

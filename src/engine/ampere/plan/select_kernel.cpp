@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "engine/ampere/tables/forward_table.h"
+#include "engine/ampere/kernels/forward.h"
 #include "engine/cuda/host/forward_call.h"
 
 namespace fa3::ampere {
@@ -47,23 +47,22 @@ int64_t average_keys(const Problem& p) {
 
 }  // namespace
 
-int select_kernel(const Problem& p, int smem_bytes_of_sm) {
+const Row* select_kernel(const Problem& p, int smem_bytes_of_sm) {
   const bool few_rows = are_few_rows(p);
   const int64_t columns_v = std::min(p.head_dim_v, cuda::kMaxColumnsV);  // of a launch
   const int64_t keys = average_keys(p);
-  int best = kNoKernel;
-  for (int row = 0; row < int(kForwardTable.size()); ++row) {
-    const ForwardConfig& c = kForwardTable[size_t(row)].config;
+  const Row* best = nullptr;
+  for (const Row& row : kForward) {
+    const ForwardConfig& c = row.kernel;
     const bool fits = c.head_dim >= p.head_dim && c.head_dim_v >= columns_v;
     if (!fits || c.dropout != p.dropout.on() || c.block_mask != p.block_mask.on) continue;
-    if (keys < kForwardTable[size_t(row)].least_keys) continue;
+    if (keys < row.least_keys) continue;
     if (c.quantized != p.has_float8()) continue;
     if (!c.quantized && few_rows != (c.block_m == kRowsPerWarp)) continue;
-    if (best != kNoKernel) {
-      const ForwardConfig& group = kForwardTable[size_t(best)].config;
-      if (c.head_dim != group.head_dim || c.head_dim_v != group.head_dim_v) break;
-    }
-    best = row;
+    const bool has_other_columns =
+        best && (c.head_dim != best->kernel.head_dim || c.head_dim_v != best->kernel.head_dim_v);
+    if (has_other_columns) break;
+    best = &row;
     if (c.smem_bytes_of_sm() <= smem_bytes_of_sm) break;
   }
   return best;

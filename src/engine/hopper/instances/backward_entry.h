@@ -2,7 +2,6 @@
 // A backward kernel instance: functions and sizes for the launcher.
 #pragma once
 
-#include "engine/hopper/instances/entries.h"
 #include "engine/hopper/kernels/backward.h"
 
 namespace fa3::hopper {
@@ -43,7 +42,7 @@ BackwardKernel backward_entry();
 template <Element E>
 auto entry_of(const BackwardRow& row) {
   static constexpr auto kEntries =
-      entries_of<kBackward>([]<int Row>() { return &backward_entry<Row, E>; });
+      cuda::entries_of<kBackward>([]<int Row>() { return &backward_entry<Row, E>; });
   return kEntries[size_t(&row - kBackward.data())];
 }
 

@@ -20,7 +20,7 @@ const BackwardRow& row_for_all_calls(const BackwardConfig& c) {
 }  // namespace
 
 ForwardKernel forward_kernel_at(const Row& row, Element element, Outputs outputs) {
-  if (row.built && !outputs.any()) return entry_of(row, element)();
+  if (row.built && !outputs.any()) return cuda::entry_of(row, element)();
   Kernel config = kernel_of(row, element);
   config.outputs = outputs;
   const int ctas = config.is_decode() ? decode_shape(config).ctas_per_sm : config.shape.ctas_per_sm;
@@ -28,9 +28,9 @@ ForwardKernel forward_kernel_at(const Row& row, Element element, Outputs outputs
 }
 
 BackwardKernel backward_kernel_at(const BackwardRow& row, Element element) {
-  BackwardKernel kernel = entry_of(row, element)();
+  BackwardKernel kernel = cuda::entry_of(row, element)();
   if (is_for_some_dense_calls(row.kernel)) {
-    kernel.splits = entry_of(row_for_all_calls(row.kernel), element)().splits;
+    kernel.splits = cuda::entry_of(row_for_all_calls(row.kernel), element)().splits;
   }
   return kernel;
 }

@@ -2,7 +2,6 @@
 // A built kernel as the launcher sees it, and where to get it.
 #pragma once
 
-#include "engine/hopper/instances/entries.h"
 #include "engine/hopper/kernels/forward.h"
 
 namespace fa3::hopper {
@@ -20,7 +19,7 @@ ForwardKernel forward_entry();
 template <Element E>
 auto entry_of(const Row& row) {
   static constexpr auto kEntries =
-      entries_of<kForward>([]<int Row>() { return &forward_entry<Row, E>; });
+      cuda::entries_of<kForward>([]<int Row>() { return &forward_entry<Row, E>; });
   return kEntries[size_t(&row - kForward.data())];
 }
 

@@ -5,35 +5,15 @@
 // they are tuned. Host only.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <string_view>
 
+#include "engine/cuda/catalogue/lines.h"
 #include "engine/hopper/config/backward_config.h"
 #include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 
-// Text that constant expressions write: std::string cannot outlive them.
-template <size_t kSize>
-struct FixedText {
-  char chars[kSize] = {};
-  size_t size = 0;
-
-  constexpr FixedText& add(std::string_view text) {
-    for (const char c : text) chars[size++] = c;
-    return *this;
-  }
-  constexpr FixedText& add(int64_t number) {
-    if (number < 0) return add("-").add(-number);
-    if (number >= 10) add(number / 10);
-    chars[size++] = char('0' + number % 10);
-    return *this;
-  }
-  constexpr std::string_view view() const { return {chars, size}; }
-};
-
-using KernelName = FixedText<64>;
+using cuda::KernelName;
 
 constexpr KernelName name_of(const Kernel& c) {
   KernelName name;

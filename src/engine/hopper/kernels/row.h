@@ -2,16 +2,15 @@
 // A row of the catalogue: a kernel, when it is chosen, and why. Host only. Next: forward.h.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 
+#include "engine/cuda/catalogue/rows.h"
 #include "engine/cuda/host/needs.h"
 #include "engine/hopper/config/kernel.h"
 
 namespace fa3::hopper {
 
-using cuda::Need, cuda::Needs;
+using cuda::join, cuda::Need, cuda::Needs;
 
 // For which sizes a kernel is the best. Where no kernel that serves a call suits its sizes, the
 // first that serves is taken all the same.
@@ -32,18 +31,5 @@ struct Row {
   bool built = true;       // false: compiled at run time
   const char* why = "";
 };
-
-// Arrays of rows, one behind the other.
-template <class Row, std::size_t First, std::size_t... N>
-constexpr auto join(const std::array<Row, First>& first, const std::array<Row, N>&... parts) {
-  std::array<Row, (First + ... + N)> all;
-  auto end = all.begin();
-  const auto append = [&](const auto& part) {
-    for (const Row& row : part) *end++ = row;
-  };
-  append(first);
-  (append(parts), ...);
-  return all;
-}
 
 }  // namespace fa3::hopper

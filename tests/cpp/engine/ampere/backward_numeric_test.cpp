@@ -115,7 +115,7 @@ TEST(BackwardNumeric, of_256_columns_small_agrees_with_double_precision) {
 // Under block masks, with and without what P's other form is for. A row of the table each.
 template <int TableRow, Element E>
 void check_mask_row(std::vector<BackwardCase> cases) {
-  const BackwardKernel kernel = emulated<kMaskBackwardTable[TableRow].config.with(E, true)>();
+  const BackwardKernel kernel = emulated<kernel_of(kMaskedRows[TableRow], E)>();
   for (const BackwardCase& c : cases) EXPECT_EQ(run<E>(kernel, c), "");
 }
 const std::vector<BackwardCase> kMasked{

@@ -61,8 +61,9 @@ struct Captured {
   }
 };
 
-template <BackwardConfig Row, Element E>
+template <BackwardConfig kRow>
 void check(const testing::BackwardCase& c) {
+  constexpr Element E = kRow.element;
   Captured caps(size_t(c.heads)), factors(size_t(c.batches * c.seqlen_k));
   std::mt19937 random(7);
   std::normal_distribution<float> normal(0, 0.3f);
@@ -87,7 +88,7 @@ void check(const testing::BackwardCase& c) {
   };
   caps.describe(scoring.captured, 0, {c.heads});
   factors.describe(scoring.captured, 1, {c.batches, c.seqlen_k});
-  constexpr BackwardConfig kConfig = Row.with(E, true).with_score_function(true);
+  constexpr BackwardConfig kConfig = kRow.with_score_function(true);
   EXPECT_EQ(run<E>(emulated<kConfig>(), c, {}, scoring), "");
   // P and the score of each pair are rounded; sums of many see less of it.
   const double step = E == Element::kFp16 ? 0x1p-10 : 0x1p-7;
@@ -96,20 +97,20 @@ void check(const testing::BackwardCase& c) {
 }
 
 TEST(KeptScores, of_64_columns_give_the_gradients_of_double_precision) {
-  check<kBackwardTable[1].config, Element::kFp16>({2, 2, 1, 70, 140, true});
+  check<kernel_of(kScoredRows[1], Element::kFp16)>({2, 2, 1, 70, 140, true});
 }
 TEST(KeptScores, of_128_columns_give_the_gradients_of_double_precision) {
-  check<kBackwardTable[2].config, Element::kBf16>({1, 2, 1, 90, 150});
+  check<kernel_of(kScoredRows[2], Element::kBf16)>({1, 2, 1, 90, 150});
 }
 // Slopes beside P take half of the keys.
 TEST(KeptScores, of_128_columns_small_give_the_gradients_of_double_precision) {
-  constexpr BackwardConfig row = kBackwardTable[3].config.with(Element::kFp16, true);
+  constexpr BackwardConfig row = kScoredRows[3].kernel;
   static_assert(row.with_score_function(false).block_n == 128 &&
                 row.with_score_function(true).block_n == 64);
-  check<kBackwardTable[3].config, Element::kFp16>({1, 2, 1, 90, 150});
+  check<kernel_of(kScoredRows[3], Element::kFp16)>({1, 2, 1, 90, 150});
 }
 TEST(KeptScores, under_a_block_mask_give_the_gradients_of_double_precision) {
-  check<kMaskBackwardTable[0].config, Element::kBf16>({1, 2, 1, 300, 300, true});
+  check<kernel_of(kMaskedRows[0], Element::kBf16)>({1, 2, 1, 300, 300, true});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by the generated source files of a build without kernels: the entries of every table,
+// Included by the generated source files of a build without kernels: the entries of every row,
 // each with an address of its own in a kernel's place, which no GPU would launch. Planners and
 // launchers run on them over a runtime that only counts.
 #pragma once
@@ -15,19 +15,13 @@ alignas(16) inline constexpr char kNoKernel[16] = {};
 
 template <int Row, Element E>
 ForwardKernel forward_entry() {
-  constexpr ForwardConfig kConfig = kForwardTable[Row].config.with(E);
+  constexpr ForwardConfig kConfig = kernel_of(kForward[Row], E);
   return {kConfig, kNoKernel<kConfig>};
 }
 
-template <int Row, Element E, bool Scored>
-BackwardKernel backward_entry() {
-  constexpr BackwardConfig kConfig = kBackwardTable[Row].config.with(E, Scored);
-  return {kConfig, kNoKernel<kConfig, 1>, kNoKernel<kConfig, 2>, kNoKernel<kConfig, 3>, 1 << 15};
-}
-
 template <int Row, Element E>
-BackwardKernel mask_backward_entry() {
-  constexpr BackwardConfig kConfig = kMaskBackwardTable[Row].config.with(E, true);
+BackwardKernel backward_entry() {
+  constexpr BackwardConfig kConfig = kernel_of(kBackward[Row], E);
   return {kConfig, kNoKernel<kConfig, 1>, kNoKernel<kConfig, 2>, kNoKernel<kConfig, 3>, 1 << 15};
 }
 

@@ -16,18 +16,8 @@
 namespace fa3::ampere {
 namespace {
 
-std::vector<BackwardConfig> configs() {
-  std::vector<BackwardConfig> all;
-  for (const BackwardInstance& row : kBackwardTable) {
-    for (const bool scored : {false, true}) {
-      all.push_back(row.config.with(Element::kBf16, scored));
-    }
-  }
-  return all;
-}
-
-TEST(AmpereBackwardTable, warps_have_whole_fragments_and_their_sums_fit_registers) {
-  for (const BackwardConfig& c : configs()) {
+TEST(AmpereBackwardRows, warps_have_whole_fragments_and_their_sums_fit_registers) {
+  for (const auto& [c, why, built] : kBackward) {
     EXPECT_EQ(c.keys_of_warp() % kRowsPerWarp, 0);
     EXPECT_EQ(c.block_m % 16, 0);
     EXPECT_LE(c.head_dim * c.keys_of_warp() / kWarpSize, 128);
@@ -35,8 +25,8 @@ TEST(AmpereBackwardTable, warps_have_whole_fragments_and_their_sums_fit_register
   }
 }
 
-TEST(AmpereBackwardTable, warps_share_every_element_of_dq_once) {
-  for (const BackwardConfig& c : configs()) {
+TEST(AmpereBackwardRows, warps_share_every_element_of_dq_once) {
+  for (const auto& [c, why, built] : kBackward) {
     const DqLayout dq = c.dq();
     std::set<std::pair<int, int>> pieces;  // 16 rows by 8 columns
     for (int warp = 0; warp < kBackwardWarps; ++warp) {
@@ -52,15 +42,17 @@ TEST(AmpereBackwardTable, warps_share_every_element_of_dq_once) {
 }
 
 TEST(AmpereSelectBackwardKernel, gives_the_narrowest_that_fits_head_dims_and_shared_memory) {
-  std::set<int> taken;
+  std::set<const BackwardRow*> taken;
+  BackwardProblem p;
   for (const int smem : {kSmallSmemBytes, kLargeSmemBytes, kLargestSmemBytes}) {
-    std::set<int> chosen;
+    std::set<const BackwardRow*> chosen;
     for (int64_t d = 1; d <= 257; ++d) {
-      const int row = select_backward_kernel(d, d, smem);
-      ASSERT_EQ(row != kNoKernel, d <= 256) << d;
-      if (row == kNoKernel) continue;
+      p.head_dim = p.head_dim_v = d;
+      const BackwardRow* row = select_backward_kernel(p, smem);
+      ASSERT_EQ(row != nullptr, d <= 256) << d;
+      if (!row) continue;
       chosen.insert(row);
-      const BackwardConfig& c = kBackwardTable[size_t(row)].config;
+      const BackwardConfig& c = row->kernel;
       EXPECT_EQ(c.head_dim, (d + 63) / 64 * 64);
       EXPECT_EQ(c.smem_class == kSmallSmemBytes, smem == kSmallSmemBytes);
       EXPECT_LE(c.smem_class, smem);
@@ -68,12 +60,29 @@ TEST(AmpereSelectBackwardKernel, gives_the_narrowest_that_fits_head_dims_and_sha
     EXPECT_EQ(chosen.size(), 4u);
     taken.insert(chosen.begin(), chosen.end());
   }
-  EXPECT_EQ(taken.size(), kBackwardTable.size());
-  EXPECT_EQ(select_backward_kernel(64, 64, kSmallSmemBytes - 1), kNoKernel);
+  EXPECT_EQ(taken.size(), kPlainRows.size());
+  p.head_dim = p.head_dim_v = 64;
+  EXPECT_EQ(select_backward_kernel(p, kSmallSmemBytes - 1), nullptr);
+}
+
+TEST(AmpereSelectBackwardKernel, gives_p_its_other_form_and_a_block_mask_its_own_rows) {
+  BackwardProblem p;
+  p.head_dim = p.head_dim_v = 128;
+  const auto chosen = [&p] { return select_backward_kernel(p, kLargeSmemBytes)->kernel; };
+  EXPECT_FALSE(chosen().scored);
+  p.softcap = 30;
+  EXPECT_TRUE(chosen().scored);
+  p.softcap = 0;
+  p.dropout.threshold = 1000;
+  EXPECT_TRUE(chosen().scored);
+  EXPECT_FALSE(chosen().block_mask);
+  p.dropout = {};
+  p.block_mask.on = true;
+  EXPECT_TRUE(chosen().scored && chosen().block_mask);
 }
 
 BackwardPlan plan_of(const cuda::BackwardCall& call, int row = 2) {
-  return plan_launches({.config = kBackwardTable[size_t(row)].config}, call);
+  return plan_launches({.config = kBackward[size_t(row)].kernel}, call);
 }
 
 cuda::BackwardCall call(int64_t batches, int64_t rows, int64_t heads) {

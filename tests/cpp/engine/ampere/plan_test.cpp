@@ -26,7 +26,7 @@ Problem plain() {
 }
 
 ForwardPlan plan_of(const Problem& p) {
-  const ForwardConfig config = kForwardTable[size_t(select_kernel(p, kSmemOfSm))].config;
+  const ForwardConfig config = select_kernel(p, kSmemOfSm)->kernel;
   return plan_launch({config, nullptr}, cuda::call_of(p), select_pack(p, config), kSms,
                      p.num_splits);
 }
@@ -67,10 +67,10 @@ TEST(BlockMask, has_a_kernel_whose_tiles_divide_its_blocks_beside_everything) {
           p.head_dim = p.head_dim_v = dim;
           p.kv_dtype = keys;
           p.dropout.threshold = drops ? 5 : 0;
-          const int row = select_kernel(p, kSmemOfSm);
+          const Row* row = select_kernel(p, kSmemOfSm);
           if (drops && keys == DType::float8_e4m3) continue;  // nobody has these
-          ASSERT_NE(row, kNoKernel) << queries << " " << dim;
-          const ForwardConfig& c = kForwardTable[size_t(row)].config;
+          ASSERT_TRUE(row) << queries << " " << dim;
+          const ForwardConfig& c = row->kernel;
           EXPECT_TRUE(c.block_mask);
           EXPECT_EQ(c.dropout, drops);
           EXPECT_EQ(kMaskBlock % c.block_m + kMaskBlock % c.block_n, 0);
@@ -85,7 +85,7 @@ TEST(BlockMask, is_looked_at_once_for_all_heads_of_a_tile) {
   p.heads_q = 16;
   p.block_mask.on = true;
   p.lengths_q.max = 4;
-  const ForwardConfig& c = kForwardTable[size_t(select_kernel(p, kSmemOfSm))].config;
+  const ForwardConfig& c = select_kernel(p, kSmemOfSm)->kernel;
   EXPECT_GT(select_pack(p, c).heads(), 1);
   Problem own_maps = p;
   own_maps.block_mask.heads = 16;
@@ -139,8 +139,8 @@ TEST(Tiles, of_few_queries_are_shared_by_heads) {
 }
 
 TEST(Kernels, fit_the_shared_memory_of_every_gpu_since_ampere) {
-  for (const KernelInstance& row : kForwardTable) {
-    EXPECT_LE(row.config.smem_bytes(), kSmallSmemBytes);
+  for (const Row& row : kForward) {
+    EXPECT_LE(row.kernel.smem_bytes(), kSmallSmemBytes);
   }
 }
 
@@ -152,18 +152,18 @@ TEST(Kernels, are_there_for_all_head_dims_to_256_and_values_of_any_width) {
         p.head_dim = d;
         p.head_dim_v = dv;
         p.dropout.threshold = dropout ? 1000 : 0;
-        EXPECT_NE(select_kernel(p, kSmemOfSm), kNoKernel) << d << ", " << dv;
+        EXPECT_TRUE(select_kernel(p, kSmemOfSm)) << d << ", " << dv;
       }
     }
   }
   Problem p = plain();
   p.head_dim = 257;
-  EXPECT_EQ(select_kernel(p, kSmemOfSm), kNoKernel);
+  EXPECT_FALSE(select_kernel(p, kSmemOfSm));
 }
 
 TEST(Kernels, are_those_whose_thread_blocks_have_room_on_an_sm) {
   const auto keys_on = [](int smem_of_sm) {
-    return kForwardTable[size_t(select_kernel(plain(), smem_of_sm))].config.block_n;
+    return select_kernel(plain(), smem_of_sm)->kernel.block_n;
   };
   EXPECT_EQ(keys_on(228 << 10), 64);  // H100, B200
   EXPECT_EQ(keys_on(164 << 10), 48);  // A100
@@ -176,7 +176,7 @@ TEST(Kernels, take_longer_steps_where_queries_see_many_keys) {
   const auto keys_of_step = [&p](int64_t keys, int64_t right) {
     p.lengths_q.max = p.lengths_k.max = keys;
     p.mask.right = right;
-    return kForwardTable[size_t(select_kernel(p, kSmemOfSm))].config.block_n;
+    return select_kernel(p, kSmemOfSm)->kernel.block_n;
   };
   EXPECT_EQ(keys_of_step(512, MaskRule::kUnbounded), 64);
   EXPECT_EQ(keys_of_step(1024, MaskRule::kUnbounded), 128);

@@ -93,29 +93,29 @@ const NumericCase kCases[] = {
 INSTANTIATE_TEST_SUITE_P(Forward, Scored, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
-template <BackwardConfig Row, Element E>
+template <BackwardConfig kRow>
 void check_backward(const testing::BackwardCase& c) {
-  constexpr BackwardConfig tile = Row.with(E, true);
+  constexpr Element E = kRow.element;
   const Scoring scoring{.score = &scored<double>,
                         .slope = [](double, int, int, int, int) { return double(kSlope); }};
-  EXPECT_EQ(run<E>(emulated<tile.with_score_function(false)>(), c, {}, scoring), "");
-  EXPECT_EQ(run<E>(emulated<tile.with_score_function(true)>(), c, {}, scoring), "");
+  EXPECT_EQ(run<E>(emulated<kRow.with_score_function(false)>(), c, {}, scoring), "");
+  EXPECT_EQ(run<E>(emulated<kRow.with_score_function(true)>(), c, {}, scoring), "");
 }
 TEST(ScoredBackward, of_64_columns_agrees_with_double_precision) {
-  check_backward<kBackwardTable[1].config, Element::kFp16>({2, 2, 1, 70, 140, true});
+  check_backward<kernel_of(kScoredRows[1], Element::kFp16)>({2, 2, 1, 70, 140, true});
 }
 TEST(ScoredBackward, of_128_columns_agrees_with_double_precision) {
-  check_backward<kBackwardTable[2].config, Element::kBf16>({1, 2, 1, 90, 150});
+  check_backward<kernel_of(kScoredRows[2], Element::kBf16)>({1, 2, 1, 90, 150});
 }
 TEST(ScoredBackward, under_a_block_mask_agrees_with_double_precision) {
-  check_backward<kMaskBackwardTable[0].config, Element::kBf16>({1, 2, 1, 300, 300, true});
+  check_backward<kernel_of(kMaskedRows[0], Element::kBf16)>({1, 2, 1, 300, 300, true});
 }
 TEST(ScoredBackward, of_packed_sequences_under_a_block_mask_agrees_with_double_precision) {
   const testing::Side queries{.owned = {5, 0, 150}, .used = {5, 0, 140}};
   const testing::Side keys{.owned = {60, 10, 220}, .used = {60, 10, 200}};
   testing::BackwardCase c = testing::ragged_case("packed", 2, 1, queries, keys);
   c.causal = true;
-  check_backward<kMaskBackwardTable[0].config, Element::kBf16>(c);
+  check_backward<kernel_of(kMaskedRows[0], Element::kBf16)>(c);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ namespace fa3::ampere {
 
 using testing::BackwardCase;
 using testing::SideLayout;
-using Row = std::vector<double>;
+using Numbers = std::vector<double>;
 
 template <BackwardConfig kMain>
 BackwardKernel emulated() {
@@ -56,7 +56,7 @@ BackwardKernel emulated() {
 
 template <int TableRow, Element E, bool Scored>
 BackwardKernel emulated() {
-  return emulated<kBackwardTable[TableRow].config.with(E, Scored)>();
+  return emulated<kernel_of((Scored ? kScoredRows : kPlainRows)[TableRow], E)>();
 }
 
 // How a call differs from tensors without gaps.
@@ -149,8 +149,8 @@ struct Reference {
         for (int i = 0; i < queries; ++i) {
           const int64_t row = of_q.begin[size_t(b)] + i, first_key = of_k.begin[size_t(b)];
           DropoutRow of_row(dropout, draws, i);
-          Row p(size_t(keys), 0.0), slope(size_t(keys), 1.0), kept(size_t(keys), 1.0);
-          Row given(size_t(keys), 0.0);
+          Numbers p(size_t(keys), 0.0), slope(size_t(keys), 1.0), kept(size_t(keys), 1.0);
+          Numbers given(size_t(keys), 0.0);
           double largest = c.sink ? double(sink[size_t(h)]) : -INFINITY, sum = 0;
           for (int j = 0; j < keys; ++j) {
             double s = 0;

@@ -273,7 +273,7 @@ class NumericRun {
 
   static constexpr int kFp16Row = 1;
   static constexpr ForwardConfig config_of(int row, Element element) {
-    const ForwardConfig c = kForwardTable[size_t(row)].config.with(element);
+    const ForwardConfig c = kernel_of(kForward[size_t(row)], element);
     return kHasScoreFunction && !c.dropout ? c.with_score_function() : c;
   }
   template <int... Rows>
@@ -284,12 +284,12 @@ class NumericRun {
   }
 
   void run() {
-    const int row = select_kernel(p_, c_.smem_of_sm);
+    const int row = int(select_kernel(p_, c_.smem_of_sm) - kForward.data());
     const bool fp16 = c_.dtype == DType::float16;  // of one row alone
     if (fp16 && row != kFp16Row) error_ = "no fp16 kernel of row " + std::to_string(row);
     const ForwardConfig config = config_of(row, cuda::element_of(c_.dtype));
     const auto kernel =
-        kernel_at(row, fp16, std::make_integer_sequence<int, int(kForwardTable.size())>());
+        kernel_at(row, fp16, std::make_integer_sequence<int, int(kForward.size())>());
     const ForwardPlan plan = plan_launch({config, machine::add_kernel(kernel)}, cuda::call_of(p_),
                                          select_pack(p_, config), 2, c_.num_splits);
     words_ = std::to_string(plan.k_width) + " bytes, " +

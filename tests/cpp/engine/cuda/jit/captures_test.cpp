@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <map>
 
+#include "engine/ampere/kernels/backward.h"
+#include "engine/ampere/kernels/forward.h"
 #include "engine/ampere/launch/score_program.h"
-#include "engine/ampere/tables/forward_table.h"
-#include "engine/ampere/tables/mask_backward_table.h"
 #include "engine/cuda/jit/fixture.h"
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/host/captured_tile.h"
@@ -85,16 +85,16 @@ TEST(ScoreKeys, TellProgramsApart) {
         on_hopper(kernel_of(row, e), hopper::kNoTile);
         if (!row.kernel.is_decode()) on_hopper(kernel_of(row, e), 0);
       }
-      for (const ampere::KernelInstance& row : ampere::kForwardTable) {
-        on_ampere(row.config.with(e).with_score_function(), {8, 0});
-        on_ampere(row.config.with(e).with_score_function(), {8, 9});
-        ampere::ForwardConfig of_cache = row.config.with(e).with_score_function();
+      for (const ampere::Row& row : ampere::kForward) {
+        on_ampere(kernel_of(row, e).with_score_function(), {8, 0});
+        on_ampere(kernel_of(row, e).with_score_function(), {8, 9});
+        ampere::ForwardConfig of_cache = kernel_of(row, e).with_score_function();
         of_cache.quantized = true;
         on_ampere(of_cache, {8, 9});
       }
-      for (const ampere::BackwardInstance& row : ampere::kMaskBackwardTable) {
-        on_ampere(row.config.with(e, true).with_score_function(false), {8, 0});
-        on_ampere(row.config.with(e, true).with_score_function(true), {8, 0});
+      for (const ampere::BackwardRow& row : ampere::kMaskedRows) {
+        on_ampere(kernel_of(row, e).with_score_function(false), {8, 0});
+        on_ampere(kernel_of(row, e).with_score_function(true), {8, 0});
       }
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The entries of all rows of the catalogue for an element, where a row that is known at run time
-// finds its own.
+// What an engine's catalogue, arrays of rows with a kernel each, is made and read with: arrays
+// joined, and the entry of a row's kernel. Host only.
 #pragma once
 
 #include <array>
@@ -9,7 +9,20 @@
 
 #include "engine/cuda/ptx/fragment.h"
 
-namespace fa3::hopper {
+namespace fa3::cuda {
+
+// Arrays of rows, one behind the other.
+template <class Row, std::size_t First, std::size_t... N>
+constexpr auto join(const std::array<Row, First>& first, const std::array<Row, N>&... parts) {
+  std::array<Row, (First + ... + N)> all;
+  auto end = all.begin();
+  const auto append = [&](const auto& part) {
+    for (const Row& row : part) *end++ = row;
+  };
+  append(first);
+  (append(parts), ...);
+  return all;
+}
 
 // entry.operator()<Row>() of each row that is built; null for one that is compiled at run time.
 template <const auto& kRows, class EntryOf>
@@ -25,11 +38,10 @@ constexpr auto entries_of(const EntryOf& entry) {
   (std::make_index_sequence<kRows.size()>());
 }
 
-// The entry of a row of kForward (forward_entry.h) or kBackward (backward_entry.h).
+// The entry of a row, which the engine's forward_entry.h or backward_entry.h has by element.
 template <class Row>
-auto entry_of(const Row& row, cuda::Element element) {
-  using cuda::Element;
+auto entry_of(const Row& row, Element element) {
   return element == Element::kFp16 ? entry_of<Element::kFp16>(row) : entry_of<Element::kBf16>(row);
 }
 
-}  // namespace fa3::hopper
+}  // namespace fa3::cuda
