@@ -156,7 +156,11 @@ ALLOWED = {
     "src/engine/hopper/engine.cpp": [
         *("core/", "engine/cuda/", "engine/hopper/engine.h"),
         *("engine/hopper/plan/", "engine/hopper/launch/", "engine/hopper/host/"),
-        "engine/hopper/latent/",
+        *("engine/hopper/latent/", "engine/hopper/latent_view.h"),
+    ],
+    "src/engine/hopper/latent_view.": [
+        *("fa3/", "core/", "engine/hopper/latent/", "engine/hopper/latent_view.h"),
+        *("engine/hopper/plan/", "engine/hopper/launch/"),
     ],
     "src/plan/": ["fa3/", "core/", "process/", "engine/engine.h", "plan/"],
     "src/api/": ["fa3/", "core/", "process/", "engine/engine.h", "plan/", "api/"],

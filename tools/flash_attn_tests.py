@@ -5,7 +5,7 @@
     python3 tools/flash_attn_tests.py flash-attention/hopper/test_flash_attn.py  # on a Hopper GPU
     python3 tools/flash_attn_tests.py flash-attention/tests/test_flash_attn.py --seconds 10
     python3 tools/flash_attn_tests.py flash-attention/hopper/test_flash_attn.py \
-        --device cpu --longest 300
+        --device cpu --longest 300 --having has_qv
     FA3_ENGINE=ampere python3 tools/flash_attn_tests.py flash-attention/tests/test_flash_attn.py
     python3 tools/flash_attn_tests.py flash-attention/tests/cute/test_score_mod.py --cases 200
 
@@ -165,7 +165,8 @@ def sample_of(test, name, options):
         return Sample(0, {}, [], [])
     served, lacking = [], {parameter: [] for parameter in suite.lacks}
     for case in cases_of(test, options.longest):
-        if not suite.skips(name, case):
+        wanted = options.having is None or case.get(options.having)
+        if wanted and not suite.skips(name, case):
             next((lacking[of] for of in lacking if has(case, of, suite)), served).append(case)
     draw = random.Random(options.seed)
     drawn = draw.sample(served, min(options.cases, len(served)))
@@ -273,6 +274,7 @@ def main():
     parser.add_argument("file", type=Path, help=f"a checkout's {', '.join(SUITES)}")
     parser.add_argument("--tests", nargs="+", help="of the file, by name; without it all")
     parser.add_argument("--longest", type=int, default=1 << 30, help="sequences up to this length")
+    parser.add_argument("--having", help="a parameter: cases in which it is true")
     parser.add_argument("--seconds", type=float, default=1e9, help="of each test, at most")
     add_options(parser)
     options = parser.parse_args()

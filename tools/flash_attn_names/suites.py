@@ -103,7 +103,6 @@ def skips_of_packed_fa4_scores(name, case):
     return not {"q": q, "kv": k, "both": q and k}[packed]
 
 
-QV = {"has_qv": ("fa3 has no kernel whose scores are q.k + qv.v", lambda case: True)}
 ALIBI = {
     "alibi": (
         "fa3 has no S_dmask of ALiBi",
@@ -168,10 +167,10 @@ SUITES = {
     "hopper/test_flash_attn.py": Suite(
         names_of_fa3,
         skips_of_fa3,
-        QV,
+        {},
         {"test_flash_attn_race_condition": "each process fills 70 GB"},
     ),
-    "hopper/test_flash_attn_bwd_determinism.py": Suite(names_of_fa3, skips_of_fa3, QV, {}),
+    "hopper/test_flash_attn_bwd_determinism.py": Suite(names_of_fa3, skips_of_fa3, {}, {}),
     "tests/test_flash_attn.py": Suite(
         names_of_fa2,
         skips_of_fa2,

@@ -82,9 +82,3 @@ def factors(q, k, v, q_descale, k_descale, v_descale):
     """The options of factors of float8 tensors; beside others they are ignored."""
     given = {"q_descale": (q, q_descale), "k_descale": (k, k_descale), "v_descale": (v, v_descale)}
     return {name: x if of.dtype in FLOAT8 else None for name, (of, x) in given.items()}
-
-
-NO_QV = (
-    "fa3 has no kernel whose scores are q.k + qv.v (the absorbed form of MLA); decode with "
-    "FlashMLA, or attend to up-projected keys and values"
-)

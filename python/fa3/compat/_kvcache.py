@@ -11,6 +11,7 @@ import torch
 
 import fa3
 from fa3.compat._arguments import length, unsupported
+from fa3.compat._qv import joined
 from fa3.errors import InvalidArgument
 from fa3.flex.bias import check_slopes
 
@@ -33,6 +34,7 @@ def attend(
     v,
     options,
     *,
+    qv=None,
     q_descale=None,
     k_descale=None,
     v_descale=None,
@@ -50,7 +52,8 @@ def attend(
     out=None,
     return_lse=False,
 ):
-    """k and v, if there are any, go into the caches behind the rows in use; then q attends.
+    """k and v, if there are any, go into the caches behind the rows in use; then q attends, with qv
+    (_qv.py) if there is one.
 
     A call that is refused changes nothing. No gradients, as in the originals.
     """
@@ -81,7 +84,7 @@ def attend(
         }
         if k is not None:
             windowed = options["window"] != (-1, -1) or options["attention_chunk"] > 0
-            refuse_before_writing(q, k_cache, v_cache, call)
+            refuse_before_writing(*joined(q, k_cache, v_cache, qv), call)
             divides = k.dtype != k_cache.dtype  # else rows of an e4m3 cache are scaled already
             q = append(
                 k_cache,
@@ -101,6 +104,7 @@ def attend(
                 v_descale=v_descale if divides else None,
                 **places,
             )
+        q, k_cache, v_cache = joined(q, k_cache, v_cache, qv)
         return fa3.attention(q, k_cache, v_cache, out=out, return_lse=return_lse, **call)
 
 

@@ -8,9 +8,10 @@ FlashAttention-3's test of determinism call it so.
 
 import torch
 
-from fa3.compat._arguments import NO_QV, length, options, unsupported
+from fa3.compat._arguments import length, options, unsupported
 from fa3.compat._kvcache import attend
 from fa3.compat._passes import backward, forward, indices, no_softmax_d, rows
+from fa3.compat._qv import joined
 
 
 def _flash_attn_forward(
@@ -56,7 +57,6 @@ def _flash_attn_forward(
 
     With k_new: flash_attn_with_kvcache, whose cache_seqlens are seqused_k here.
     """
-    unsupported(qv=(qv, None, NO_QV))
     window = (window_size_left, window_size_right) if window_size is None else window_size
     named = options(softmax_scale, causal, window, softcap, False, attention_chunk, sm_margin)
     out = out_ if out is None else out
@@ -74,7 +74,7 @@ def _flash_attn_forward(
         packing |= {"seqused_q": seqused_q, "seqused_k": seqused_k, "out": out}
         if any(x is not None for x in cache.values()):
             packing["num_splits"] = num_splits
-        result = forward(q, k, v, named | packing | cache | descales)
+        result = forward(*joined(q, k, v, qv), named | packing | cache | descales)
     else:
         only_attention = "not where k_new is appended"
         unsupported(
@@ -89,6 +89,7 @@ def _flash_attn_forward(
             k_new,
             v_new,
             named,
+            qv=qv,
             **packing,
             **cache,
             **descales,

@@ -10,7 +10,8 @@ gather's backward. So is num_splits, but for caches.
 import inspect
 
 import fa3
-from fa3.compat._arguments import NO_QV, float32, int32, length, options, unsupported
+from fa3.compat._arguments import float32, int32, length, options, unsupported
+from fa3.compat._qv import joined
 from fa3.errors import Unsupported
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
@@ -46,10 +47,10 @@ def flash_attn_func(
     gather_bwd_token_chunk=None,
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> (out, lse)."""
-    refuse(qv, gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors)
+    refuse(gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors)
     refuse_window(causal, window_size, mask_mod)
     named = options(softmax_scale, causal, window_size, softcap, deterministic)
-    return attend(q, k, v, learnable_sink, score_mod, mask_mod, named)
+    return attend(*joined(q, k, v, qv), learnable_sink, score_mod, mask_mod, named)
 
 
 def flash_attn_varlen_func(
@@ -88,7 +89,7 @@ def flash_attn_varlen_func(
     gather_bwd_token_chunk=None,
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...), or batches; lse (hq, total_q)."""
-    refuse(qv, gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors)
+    refuse(gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors)
     unsupported(seqlen_k_per_split=(seqlen_k_per_split, None, "fa3 takes num_splits"))
     refuse_window(causal, window_size, mask_mod)
     named = options(softmax_scale, causal, window_size, softcap, deterministic)
@@ -106,7 +107,7 @@ def flash_attn_varlen_func(
         named["max_seqlen_k"] = length(max_seqlen_k)
     if page_table is not None:
         named["num_splits"] = max(num_splits, 0)
-    return attend(q, k, v, learnable_sink, score_mod, mask_mod, named)
+    return attend(*joined(q, k, v, qv), learnable_sink, score_mod, mask_mod, named)
 
 
 def attend(q, k, v, sink, score_mod, mask_mod, named):
@@ -129,10 +130,9 @@ def attend(q, k, v, sink, score_mod, mask_mod, named):
     )
 
 
-def refuse(qv, gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors):
+def refuse(gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors):
     captured = "score_mod and mask_mod are functions of torch here, which capture tensors"
     unsupported(
-        qv=(qv, None, NO_QV),
         gather_kv_indices=(gather_kv_indices, None, "fa3 has block masks (fa3.masks), no gather"),
         aux_tensors=(aux_tensors, None, captured),
         aux_scalars=(aux_scalars, None, captured),

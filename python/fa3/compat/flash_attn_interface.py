@@ -4,6 +4,8 @@
 Semantics are those of fa3.attention. What fa3 cannot do yet raises fa3.Unsupported with the
 argument's name. pack_gqa and scheduler_metadata are hints for speed: accepted, without effect. So
 is num_splits, but for caches: there it bounds the parts that keys are cut into.
+qv, of q's shape with v's head dim, adds qv.v to each product q.k. k and v are copied for it unless
+they lie side by side in memory, v first, as in MLA's caches.
 s_aux (hq), by name: the sinks of gpt-oss, in any floating type, for callers that look for it in a
 signature, as Transformers does.
 LSE is -inf for a row that sees no key, also where K is empty (the original gives +inf there).
@@ -13,11 +15,12 @@ import torch
 
 import fa3
 from fa3.compat import _passes
-from fa3.compat._arguments import NO_QV, float32, length, options, unsupported
+from fa3.compat._arguments import float32, length, options
 from fa3.compat._kvcache import attend
 from fa3.compat._passes import indices, rows
 from fa3.compat._passes_of_fa3 import _flash_attn_backward as _flash_attn_backward
 from fa3.compat._passes_of_fa3 import _flash_attn_forward as _flash_attn_forward
+from fa3.compat._qv import joined
 from fa3.compat._registry import register
 
 __all__ = [
@@ -59,11 +62,11 @@ def flash_attn_func(
 
     With return_attn_probs: (out, lse (b, hq, sq)), as the original; never probabilities.
     """
-    refuse(qv)
     named = options(
         softmax_scale, causal, window_size, softcap, deterministic, attention_chunk, sm_margin
     )
     named |= sinks(s_aux)
+    q, k, v = joined(q, k, v, qv)
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
@@ -95,7 +98,6 @@ def flash_attn_varlen_func(
     s_aux=None,
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
-    refuse(qv)
     named = options(
         softmax_scale, causal, window_size, softcap, deterministic, attention_chunk, sm_margin
     )
@@ -104,6 +106,7 @@ def flash_attn_varlen_func(
     named |= zip(names, lengths, strict=True)
     named |= {"max_seqlen_q": length(max_seqlen_q), "max_seqlen_k": length(max_seqlen_k)}
     named |= sinks(s_aux)
+    q, k, v = joined(q, k, v, qv)
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
@@ -175,7 +178,6 @@ def flash_attn_with_kvcache(
     k and v (b, s_new, hk, ...), or packed with cu_seqlens_k_new, are first written into the caches
     behind those rows, in place, turned by rotary_cos and rotary_sin, as q is.
     """
-    refuse(qv)
     q, k, v = rows(q, k, v)
     cu_seqlens_q, cu_seqlens_k_new = indices(cu_seqlens_q, cu_seqlens_k_new)
     named = options(softmax_scale, causal, window_size, softcap, False, attention_chunk, sm_margin)
@@ -186,6 +188,7 @@ def flash_attn_with_kvcache(
         k,
         v,
         named | sinks(s_aux),
+        qv=qv,
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
@@ -256,10 +259,6 @@ def attention(q, k, v, descales, return_lse, named):
     q_descale, k_descale, v_descale = descales
     named |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     return _passes.attention(q, k, v, return_lse, named)
-
-
-def refuse(qv):
-    unsupported(qv=(qv, None, NO_QV))
 
 
 def sinks(s_aux):

@@ -11,7 +11,6 @@ import torch
 
 import fa3
 from fa3.compat._arguments import (
-    NO_QV,
     factors,
     float32,
     int32,
@@ -21,6 +20,7 @@ from fa3.compat._arguments import (
     unsupported,
 )
 from fa3.compat._kvcache import attend, renamed
+from fa3.compat._qv import joined
 
 __all__ = [
     "flash_attn_varlen_func",
@@ -81,6 +81,9 @@ def flash_attn_with_kvcache(
             caches behind cache_seqlens, in place, turned by rotary_cos and rotary_sin, as q is.
         cache_seqlens: an int, or (batch,); page_table: (batch, max_pages), of any strides. Both
             may have 64 bits.
+        qv: q's shape with v's head dim: scores are scale * (q.k + qv.v), the absorbed form of MLA.
+            The caches are copied for it unless they lie side by side in memory, v first. With
+            only_qv scores are scale * qv.v; q and k_cache are not used.
         k_descale, v_descale: float32 (batch, hk), factors of float8 numbers; ignored beside others.
         window_size: (left, right) in keys; None and below 0 are unbounded.
         attention_chunk: keys per chunk; None and 0 are off.
@@ -92,9 +95,11 @@ def flash_attn_with_kvcache(
 
     Raises:
         fa3.InvalidArgument: the call is wrong. Also a ValueError.
-        fa3.Unsupported: qv, score_mod, and what no engine does on these tensors.
+        fa3.Unsupported: score_mod, and what no engine does on these tensors.
     """
-    refuse(qv, only_qv, score_mod, aux_tensors)
+    refuse(score_mod, aux_tensors)
+    if only_qv:
+        q, k_cache, qv = qv, v_cache, None
     with renamed({"sink": "sinks"}):
         return attend(
             rows_of_stride_1(q),
@@ -104,6 +109,7 @@ def flash_attn_with_kvcache(
             rows_of_stride_1(v),
             options(softmax_scale, causal, window_size, softcap, False, attention_chunk, sm_margin)
             | {"sink": float32(sinks)},
+            qv=rows_of_stride_1(qv),
             **factors(q, k_cache, v_cache, q_descale, k_descale, v_descale),
             cache_seqlens=int32(cache_seqlens),
             page_table=int32(page_table),
@@ -158,12 +164,14 @@ def flash_attn_varlen_func(
     With page_table k and v are pages, of lengths seqused_k, or else those of cu_seqlens_k. The
     other arguments, results and errors are those of flash_attn_with_kvcache.
     """
-    refuse(qv, only_qv, score_mod, aux_tensors)
+    refuse(score_mod, aux_tensors)
+    if only_qv:
+        q, k, qv = qv, v, None
     cu_seqlens_k, seqused_k = int32(cu_seqlens_k), int32(seqused_k)
     if page_table is not None:
         seqused_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k
         cu_seqlens_k = None
-    q, k, v = (rows_of_stride_1(x) for x in (q, k, v))
+    q, k, v = joined(*(rows_of_stride_1(x) for x in (q, k, v)), qv)
     with renamed({"sink": "sinks"}):
         return fa3.attention(
             q,
@@ -221,10 +229,8 @@ def is_fa3_supported(device=None):
     return any(name == "hopper" and available for name, available, _ in fa3.engines())
 
 
-def refuse(qv, only_qv, score_mod, aux_tensors):
+def refuse(score_mod, aux_tensors):
     unsupported(
-        qv=(qv, None, NO_QV),
-        only_qv=(only_qv, False, NO_QV),
         score_mod=(score_mod, None, "fa3 has no scores by function"),
         aux_tensors=(aux_tensors, None, "fa3 has no scores by function"),
     )

@@ -10,7 +10,6 @@ import torch
 
 import fa3
 from fa3.compat._arguments import (
-    NO_QV,
     factors,
     float32,
     int32,
@@ -21,6 +20,7 @@ from fa3.compat._arguments import (
 )
 from fa3.compat._context_parallel import keys_in_turn
 from fa3.compat._kvcache import renamed
+from fa3.compat._qv import joined
 from fa3.errors import InvalidArgument
 
 __all__ = [
@@ -91,6 +91,9 @@ def flash_attn_varlen_func(
             alone. Lengths and tables may have 64 bits.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens_q and cu_seqlens_k.
         window_size: (left, right) in keys; None and -1 are unbounded.
+        q_v: (total_q, hq, dv): scores are scale * (q.k + q_v.v), the absorbed form of MLA. The
+            default scale is d**-0.5, without dv. k and v are copied unless they lie side by side in
+            memory, v first, as in a latent cache.
         s_aux: (hq,) of any float type: one more logit per query head, the attention sink.
         q_descale, k_descale, v_descale: float32 (batch, hk), factors of float8 numbers; ignored
             beside others.
@@ -110,12 +113,11 @@ def flash_attn_varlen_func(
 
     Raises:
         fa3.InvalidArgument: the call is wrong. Also a ValueError.
-        fa3.Unsupported: dropout, ALiBi beside sinks or ranks, q_v, masks and outputs of
+        fa3.Unsupported: dropout, ALiBi beside sinks or ranks, masks and outputs of
             FlashAttention-4, and what no engine does on these tensors.
     """
     check_version(fa_version)
     unsupported(
-        q_v=(q_v, None, NO_QV),
         dropout_p=(dropout_p, 0.0, "fa3 has dropout for training alone"),
         output_scale=(output_scale, None, "fa3 writes no float8 outputs"),
         mask_mod=(mask_mod, None, "fa3 has no masks by function"),
@@ -134,6 +136,9 @@ def flash_attn_varlen_func(
     if block_table is not None and seqused_k is None:
         raise InvalidArgument("seqused_k: expected the lengths of the sequences in block_table")
     q, k, v = (rows_of_stride_1(x) for x in (q, k, v))
+    if q_v is not None:
+        softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        q, k, v = joined(q, k, v, q_v)
     call = {
         "cu_seqlens_q": int32(cu_seqlens_q),
         "cu_seqlens_k": int32(cu_seqlens_k),

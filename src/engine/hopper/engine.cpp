@@ -5,6 +5,7 @@
 #include "engine/cuda/engine_parts.h"
 #include "engine/cuda/kernels/kernels.h"
 #include "engine/hopper/latent/plan_latent.h"
+#include "engine/hopper/latent_view.h"
 #include "engine/hopper/launch/run.h"
 #include "engine/hopper/plan/backward/plan_backward.h"
 #include "engine/hopper/plan/plan_forward.h"
@@ -19,8 +20,8 @@ const Engine kHopperEngine = {
     .memory = FA3_CUDA,
     .automatic = true,
     .probe = Parts::probe,
-    .plan_forward = plan_forward,
-    .run_forward = run_forward,
+    .plan_forward = plan_any_forward,
+    .run_forward = run_any_forward,
     .plan_backward = plan_backward,
     .run_backward = run_backward,
     .run_merge = Parts::run_merge,

@@ -335,7 +335,6 @@ def test_combine_merges_disjoint_keys(device):
 
 
 REFUSED = [
-    (fa3_names.flash_attn_func, {"qv": torch.ones(1)}, "qv: expected None, got a tensor"),
     (fa3_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
     (
         fa2_names.flash_attn_func,

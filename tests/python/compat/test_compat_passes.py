@@ -285,7 +285,6 @@ def test_sinks_pass_through_the_functions_that_transformers_inspects(device, sin
             ),
             "alibi_slopes: .*tensor",
         ),
-        (lambda q: fa3_names._flash_attn_forward(q, q, q, qv=q), "qv: .*decode with FlashMLA"),
         (
             lambda q: fa3_names._flash_attn_forward(q, q, q, q, q, seqused_q=torch.ones(2)),
             "seqused_q: .*not where k_new is appended",

@@ -93,7 +93,6 @@ def of_cute(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
 @pytest.mark.parametrize(
     "given, sentence",
     [
-        ({"qv": Q}, "^qv: expected None"),
         ({"gather_kv_indices": Q}, "^gather_kv_indices: expected None, .* fa3 has block masks"),
         (
             {"aux_tensors": [Q]},

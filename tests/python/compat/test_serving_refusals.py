@@ -9,9 +9,6 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from serving_batch import HEADS, Batch, sglang_call, vllm_call  # noqa: E402
 
 REFUSED = {
-    "q_v: expected None, got a tensor": (vllm_call, {"q_v": torch.zeros(1)}),
-    "FlashMLA": (sglang_call, {"qv": torch.zeros(1)}),
-    "only_qv: expected False": (sglang_call, {"only_qv": True}),
     "dropout_p: expected 0.0, got 0.1": (vllm_call, {"dropout_p": 0.1}),
     "sink: not together with bias or alibi_slopes": (
         vllm_call,
