@@ -6,8 +6,8 @@ from torch import Tensor
 
 @overload
 def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor | None,
     v_cache: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -47,8 +47,8 @@ def flash_attn_with_kvcache(
 def flash_attn_with_kvcache(*arguments: Any, return_softmax_lse: bool, **named: Any) -> Any: ...
 @overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,

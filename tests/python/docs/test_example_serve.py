@@ -29,6 +29,15 @@ def test_answers_from_a_paged_cache_are_those_of_unpaged_attention(device, api, 
     assert "5 requests" in finished.stdout
 
 
+@pytest.mark.parametrize("rows", ["latent", "group128"])
+def test_a_layer_decodes_from_a_latent_cache_as_without_one(rows):
+    command = [sys.executable, SERVE.with_name("latent_layer.py"), "--rows", rows]
+    command += ["--tokens", "40", "--prompt", "33", "--page-size", "16", "--heads", "3"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "3 requests, 40 tokens each, 8 steps" in finished.stdout
+
+
 def test_every_interface_gives_the_same_answers(device, one_thread):
     torch.manual_seed(0)
     size = serve.SIZES["tiny"]._replace(context=32)

@@ -59,6 +59,8 @@ def exported(module):
                     "vllm",
                     "sglang",
                     "flash_mla",
+                    "flashinfer",
+                    "vllm_cache",
                     "ring_flash_attn",
                     "xformers",
                 )

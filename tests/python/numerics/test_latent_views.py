@@ -59,6 +59,27 @@ def test_values_may_be_a_view_of_the_keys(packed, page_size, dim, heads, num_spl
         np.testing.assert_allclose(got_lse, expected_lse[0], rtol=1e-5, atol=1e-5)
 
 
+def test_compilers_keep_the_view(monkeypatch):
+    """What a compiler hands to the library begins at the same address, with the same strides."""
+    operators = pytest.importorskip("fa3.torch.operators")
+    pages, table, _ = latent_pages(3, 576)
+    used, seen = torch.tensor(USED, dtype=torch.int32), []
+    run = operators.run_forward
+
+    def watched(*tensors, **options):
+        seen.extend((x.data_ptr(), x.stride()) for x in tensors[1:3])
+        return run(*tensors, **options)
+
+    monkeypatch.setattr(operators, "run_forward", watched)
+
+    def attend(q, pages):
+        return fa3.attention(q * 2, pages, pages[..., :512], page_table=table, seqused_k=used) * 2
+
+    q = torch.ones(len(USED), 1, 4, 576, dtype=torch.bfloat16)
+    torch.compile(attend, backend="aot_eager", fullgraph=True)(q, pages)
+    assert seen == [(pages.data_ptr(), pages.stride())] * 2
+
+
 def test_a_sink_joins_rows_without_keys_too():
     pages, table, sequences = latent_pages(3, 576)
     q = torch.randn(len(USED), 1, 4, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
