@@ -72,6 +72,10 @@ struct QuantizeArgs : fa3_quantize_params {
 struct MlaForwardArgs : fa3_mla_forward_params {
   MlaForwardArgs() { fa3_mla_forward_params_init(this); }
 };
+/// fa3_mla_backward_params with every field at its default.
+struct MlaBackwardArgs : fa3_mla_backward_params {
+  MlaBackwardArgs() { fa3_mla_backward_params_init(this); }
+};
 /// fa3_mla_append_params with every field at its default.
 struct MlaAppendArgs : fa3_mla_append_params {
   MlaAppendArgs() { fa3_mla_append_params_init(this); }
@@ -95,6 +99,11 @@ inline Status plan_text(const MlaForwardArgs& args, std::string* text) {
   return detail::text_of(fa3_mla_forward_plan_text, args, text);
 }
 
+/// The plan in words, and the reason for each choice: see fa3_mla_backward_plan_text().
+inline Status plan_text(const MlaBackwardArgs& args, std::string* text) {
+  return detail::text_of(fa3_mla_backward_plan_text, args, text);
+}
+
 /// Can this call run here? See fa3_forward_supported().
 inline Status supported(const ForwardArgs& args) {
   return detail::status_of(fa3_forward_supported(&args));
@@ -111,6 +120,11 @@ inline Status supported(const QuantizeArgs& args) {
 /// Can this call run here? See fa3_mla_forward_supported().
 inline Status supported(const MlaForwardArgs& args) {
   return detail::status_of(fa3_mla_forward_supported(&args));
+}
+
+/// Can this call run here? See fa3_mla_backward_supported().
+inline Status supported(const MlaBackwardArgs& args) {
+  return detail::status_of(fa3_mla_backward_supported(&args));
 }
 
 /// Checks lengths and places, also those on a device: see fa3_forward_validate().
@@ -134,6 +148,11 @@ inline Status workspace_size(const QuantizeArgs& args, size_t* bytes) {
 /// Bytes of workspace that the call needs: see fa3_mla_forward_workspace_size().
 inline Status workspace_size(const MlaForwardArgs& args, size_t* bytes) {
   return detail::status_of(fa3_mla_forward_workspace_size(&args, bytes));
+}
+
+/// Bytes of workspace that the call needs: see fa3_mla_backward_workspace_size().
+inline Status workspace_size(const MlaBackwardArgs& args, size_t* bytes) {
+  return detail::status_of(fa3_mla_backward_workspace_size(&args, bytes));
 }
 
 /// Bytes that the lists of the call's block mask take: see fa3_forward_block_lists_size().
@@ -174,6 +193,11 @@ inline Status quantize(const QuantizeArgs& args, void* workspace, size_t bytes,
 inline Status forward(const MlaForwardArgs& args, void* workspace, size_t bytes,
                       void* stream = nullptr) {
   return detail::status_of(fa3_mla_forward(&args, workspace, bytes, stream));
+}
+/// fa3_mla_backward() with a workspace that the caller owns.
+inline Status backward(const MlaBackwardArgs& args, void* workspace, size_t bytes,
+                       void* stream = nullptr) {
+  return detail::status_of(fa3_mla_backward(&args, workspace, bytes, stream));
 }
 /// fa3_mla_append(). It needs no workspace.
 inline Status append(const MlaAppendArgs& args, void* stream = nullptr) {
@@ -252,6 +276,11 @@ inline Status quantize(const QuantizeArgs& args, Workspace& workspace) {
 inline Status forward(const MlaForwardArgs& args, Workspace& workspace) {
   return detail::status_of(
       fa3_mla_forward_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
+}
+/// fa3_mla_backward() for CPU tensors.
+inline Status backward(const MlaBackwardArgs& args, Workspace& workspace) {
+  return detail::status_of(
+      fa3_mla_backward_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
 }
 
 /// fa3_ring with every field at its default: attention over a sequence that the ranks of an NCCL

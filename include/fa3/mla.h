@@ -8,9 +8,10 @@
  * channels, V the first 512 channels of K: queries are absorbed, and d is 576 or 512. A 16-bit
  * cache of such rows also goes to fa3_forward(), with v a view of k's first 512 channels.
  *
- * CPU engines compute all of these calls. Engine hopper computes fa3_mla_forward() for LATENT rows
- * of 16 bits and for GROUP128 rows, without extra_cache, and refuses others. The rules of fa3.h
- * hold here too. On a device nobody checks slots, indices and lengths before a call.
+ * Engine cpu computes all of these calls, engine reference all but gradients. Engine hopper
+ * computes fa3_mla_forward() for LATENT rows of 16 bits and for GROUP128 rows, without extra_cache,
+ * and refuses others. The rules of fa3.h hold here too. On a device nobody checks slots, indices
+ * and lengths before a call.
  */
 #ifndef FA3_MLA_H
 #define FA3_MLA_H
@@ -138,12 +139,40 @@ typedef struct fa3_mla_gather_params {
   int32_t reserved;    /**< unused */
 } fa3_mla_gather_params;
 
+/** Gradients of fa3_mla_forward() with indices and LATENT rows of 16 or 32 bits:
+ * fa3_mla_backward(). An index that stands twice adds twice; rows that no valid index names get 0.
+ */
+typedef struct fa3_mla_backward_params {
+  size_t struct_size;     /**< set by fa3_mla_backward_params_init() */
+  fa3_tensor q;           /**< of the forward call, all channels in one tensor */
+  fa3_tensor cache;       /**< its rows: (pages, P, 576 or 512), or (pages, P, 1, ...) */
+  fa3_tensor indices;     /**< as in the forward call */
+  fa3_tensor index_count; /**< as in the forward call */
+  fa3_tensor sink;        /**< as in the forward call */
+  fa3_tensor o;           /**< its output */
+  fa3_tensor lse;         /**< its LSE */
+  fa3_tensor d_o;         /**< gradient of o, in its shape; float32, float16 or bfloat16 */
+  fa3_tensor d_lse;       /**< optional: gradient of lse, in its shape, float32 */
+  fa3_tensor dq;          /**< written: in q's shape, q's dtype or float32 */
+  fa3_tensor d_cache;     /**< written: in cache's shape, its dtype or float32; sums are float32 */
+  fa3_tensor dsink;       /**< written, optional, with sink: float32 (h) */
+  float scale;            /**< as in the forward call */
+  int32_t lse_with_sink;  /**< as in the forward call: whether lse counts the sink */
+  int32_t deterministic;  /**< as in fa3_backward_params; engine cpu always is */
+  int32_t num_threads;    /**< as in fa3_options */
+  int32_t engine;         /**< as in fa3_options */
+  int32_t reserved;       /**< unused */
+} fa3_mla_backward_params;
+
 /** Writes the default into every field of a struct of `struct_size` bytes. */
 FA3_API void fa3_mla_forward_params_init_sized(fa3_mla_forward_params* params, size_t struct_size);
 /** As fa3_mla_forward_params_init_sized(). */
 FA3_API void fa3_mla_append_params_init_sized(fa3_mla_append_params* params, size_t struct_size);
 /** As fa3_mla_forward_params_init_sized(). */
 FA3_API void fa3_mla_gather_params_init_sized(fa3_mla_gather_params* params, size_t struct_size);
+/** As fa3_mla_forward_params_init_sized(). */
+FA3_API void fa3_mla_backward_params_init_sized(fa3_mla_backward_params* params,
+                                                size_t struct_size);
 /** Writes the default into every field. */
 static inline void fa3_mla_forward_params_init(fa3_mla_forward_params* params) {
   fa3_mla_forward_params_init_sized(params, sizeof(fa3_mla_forward_params));
@@ -155,6 +184,10 @@ static inline void fa3_mla_append_params_init(fa3_mla_append_params* params) {
 /** Writes the default into every field. */
 static inline void fa3_mla_gather_params_init(fa3_mla_gather_params* params) {
   fa3_mla_gather_params_init_sized(params, sizeof(fa3_mla_gather_params));
+}
+/** Writes the default into every field. */
+static inline void fa3_mla_backward_params_init(fa3_mla_backward_params* params) {
+  fa3_mla_backward_params_init_sized(params, sizeof(fa3_mla_backward_params));
 }
 
 /** As fa3_forward_supported(). */
@@ -177,6 +210,22 @@ FA3_API fa3_status fa3_mla_forward_with_allocator(const fa3_mla_forward_params* 
 FA3_API fa3_status fa3_mla_append(const fa3_mla_append_params* params, void* stream);
 /** Reads rows; see fa3_mla_gather_params. The stream is as that of fa3_forward(). */
 FA3_API fa3_status fa3_mla_gather(const fa3_mla_gather_params* params, void* stream);
+/** As fa3_backward_supported(). */
+FA3_API fa3_status fa3_mla_backward_supported(const fa3_mla_backward_params* params);
+/** As fa3_backward_workspace_size(). */
+FA3_API fa3_status fa3_mla_backward_workspace_size(const fa3_mla_backward_params* params,
+                                                   size_t* bytes);
+/** As fa3_backward_plan_text(). */
+FA3_API fa3_status fa3_mla_backward_plan_text(const fa3_mla_backward_params* params, char* text,
+                                              size_t capacity, size_t* needed);
+/** Gradients of selected rows; see fa3_mla_backward_params. Workspace and stream are as those of
+ * fa3_backward(). */
+FA3_API fa3_status fa3_mla_backward(const fa3_mla_backward_params* params, void* workspace,
+                                    size_t workspace_bytes, void* stream);
+/** fa3_mla_backward(), as fa3_backward_with_allocator(). */
+FA3_API fa3_status fa3_mla_backward_with_allocator(const fa3_mla_backward_params* params,
+                                                   fa3_workspace_allocator allocate, void* context,
+                                                   void* stream);
 
 #ifdef __cplusplus
 }

@@ -5,7 +5,8 @@ A row of a latent cache serves all query heads. K is its latent channels and beh
 channels, 576 or 512 in all; V is the first 512 of K. Queries are absorbed: (..., h, 576), or 512. A
 16-bit cache also goes to fa3.attention(q, cache, cache[..., :512]).
 
-CPU tensors only, so far: a call with CUDA tensors raises fa3.Unsupported. No gradients.
+docs/mla.md says which calls run on a GPU; others raise fa3.Unsupported there. sparse_attention()
+alone has gradients.
 """
 
 import numpy as np
@@ -17,7 +18,16 @@ from fa3._options import engine_id
 from fa3.errors import InvalidArgument
 from fa3.ops import torch_backend
 
-__all__ = ["append", "attention", "empty_cache", "gather", "page_bytes", "plan", "row_bytes"]
+__all__ = [
+    "append",
+    "attention",
+    "empty_cache",
+    "gather",
+    "page_bytes",
+    "plan",
+    "row_bytes",
+    "sparse_attention",
+]
 
 ROW_BYTES = {"group128": 656, "v4": 584, "tensor": 576, "token": 644}
 ALIGNMENT = {"group128": 16, "v4": 576, "tensor": 1, "token": 16}  # of pages
@@ -179,6 +189,54 @@ def gather(cache, slots, *, rope=None, rows="auto", descale=None, dtype="bfloat1
         dim = VALUE_DIM + ROPE_DIM * wide
     call = Gather(cache, rope, descale, rows_id("rows", rows), narrow(slots), dtype, dim, 0)
     return torch_backend().mla.gather(call) if is_torch(cache) else _mla_calls.gather(call)
+
+
+def sparse_attention(
+    q,
+    kv,
+    indices,
+    *,
+    index_count=None,
+    sink=None,
+    scale=None,
+    causal=False,
+    return_lse=False,
+    return_max=False,
+    lse_with_sink=True,
+    deterministic=False,
+    engine="auto",
+    num_threads=0,
+):
+    """Attention of each query to the rows of kv that its indices name, with gradients.
+
+    Of torch tensors. The indices, as an indexer chooses them, have no gradient.
+
+    Args:
+        q: (sq, h, d), or (b, sq, h, d): absorbed queries, d of 576 or 512.
+        kv: (s_kv, d), or (b, s_kv, d), also with a head dimension of 1 before d: K; V is its first
+            512 channels. float32, float16 or bfloat16.
+        indices: int32 or int64 (sq, k), or (b, sq, k), also with a head dimension of 1 before k:
+            rows of the sequence's kv. A number that names no row, such as -1, is skipped; one that
+            stands twice counts twice, in gradients too.
+        index_count: int32 (sq,), or (b, sq): how many indices, from the left, count.
+        sink: float32 (h,): one more logit of each head, which has no value.
+        scale: of the scores; None is d**-0.5.
+        causal: also skips indices of rows behind i + s_kv - sq, for query i.
+        return_lse, return_max: as attention()'s: (h, sq), or (b, h, sq). The LSE has a gradient.
+        lse_with_sink: False leaves the sink out of the LSE.
+        deterministic: bitwise repeatable gradients, which engine cpu always has.
+        engine: "auto", "cpu" or "reference"; "reference" has no gradients.
+
+    Returns:
+        out (q's shape, 512) in q's dtype, or a tuple (out, lse), (out, max), (out, lse, max).
+    """
+    if not is_torch(q):
+        raise TypeError(f"q: expected a torch tensor, got {type(q).__name__}; arrays: attention()")
+    numbers = scale, lse_with_sink, deterministic, engine_id(engine), num_threads
+    tensors = q, kv, narrow(indices), narrow(index_count), sink
+    out, lse, largest = torch_backend().sparse.attend(*tensors, causal, numbers)
+    results = (out, *(x for x, wanted in ((lse, return_lse), (largest, return_max)) if wanted))
+    return results if len(results) > 1 else out
 
 
 def row_bytes(rows):

@@ -7,7 +7,16 @@ Array = TypeVar("Array")  # numpy.ndarray, torch.Tensor, or anything with __dlpa
 Rows = Literal["auto", "latent", "group128", "v4", "tensor", "token"]
 Fp8Rows = Literal["group128", "v4", "tensor", "token"]
 
-__all__ = ["append", "attention", "empty_cache", "gather", "page_bytes", "plan", "row_bytes"]
+__all__ = [
+    "append",
+    "attention",
+    "empty_cache",
+    "gather",
+    "page_bytes",
+    "plan",
+    "row_bytes",
+    "sparse_attention",
+]
 
 class Options(TypedDict, total=False):
     rope: Any
@@ -36,6 +45,16 @@ class Options(TypedDict, total=False):
     engine: Literal["auto", "cpu", "reference"]
     num_threads: int
 
+class SparseOptions(TypedDict, total=False):
+    index_count: Any
+    sink: Any
+    scale: float | None
+    causal: bool
+    lse_with_sink: bool
+    deterministic: bool
+    engine: Literal["auto", "cpu", "reference"]
+    num_threads: int
+
 @overload
 def attention(
     q: Array | tuple[Array, Array],
@@ -53,6 +72,26 @@ def attention(
     return_lse: bool = False,
     return_max: bool = False,
     **options: Unpack[Options],
+) -> Array | tuple[Array, ...]: ...
+@overload
+def sparse_attention(
+    q: Array,
+    kv: Any,
+    indices: Any,
+    *,
+    return_lse: Literal[False] = False,
+    return_max: Literal[False] = False,
+    **options: Unpack[SparseOptions],
+) -> Array: ...
+@overload
+def sparse_attention(
+    q: Array,
+    kv: Any,
+    indices: Any,
+    *,
+    return_lse: bool = False,
+    return_max: bool = False,
+    **options: Unpack[SparseOptions],
 ) -> Array | tuple[Array, ...]: ...
 def plan(q: Any, cache: Any, **options: Unpack[Options]) -> str: ...
 def append(

@@ -51,6 +51,33 @@ struct MlaForward {
   static const fa3_tensor& first(const Params& params) { return params.q; }
 };
 
+struct MlaBackward {
+  using Params = fa3_mla_backward_params;
+  static constexpr auto init = fa3_mla_backward_params_init;
+  static constexpr auto run = fa3_mla_backward_with_allocator;
+
+  static void read(Reader* read, Params* params) {
+    read->tensor("q", Access::read, &params->q);
+    read->tensor("kv", Access::read, &params->cache);
+    read->tensor("indices", Access::read, &params->indices);
+    read->tensor("index_count", Access::read, &params->index_count);
+    read->tensor("sink", Access::read, &params->sink);
+    read->tensor("out", Access::read, &params->o);
+    read->tensor("lse", Access::read, &params->lse);
+    read->tensor("do", Access::read, &params->d_o);
+    read->tensor("dlse", Access::read, &params->d_lse);
+    read->tensor("dq", Access::write, &params->dq);
+    read->tensor("dkv", Access::write, &params->d_cache);
+    read->tensor("dsink", Access::write, &params->dsink);
+    read->optional_real("scale", &params->scale);
+    read->flag("lse_with_sink", &params->lse_with_sink);
+    read->flag("deterministic", &params->deterministic);
+    read->integer("engine", &params->engine);
+    read->integer("num_threads", &params->num_threads);
+  }
+  static const fa3_tensor& first(const Params& params) { return params.q; }
+};
+
 inline void read_mla_append(Reader* read, fa3_mla_append_params* params) {
   read_cache(read, false, Access::write, &params->cache);
   read->tensor("c_kv", Access::read, &params->c_kv);

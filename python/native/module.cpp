@@ -405,6 +405,7 @@ PyMethodDef g_methods[] = {
     {"merge", fast(merge), METH_FASTCALL, nullptr},
     {"append", fast(append), METH_FASTCALL, nullptr},
     {"mla_forward", fast(run<MlaForward>), METH_FASTCALL, nullptr},
+    {"mla_backward", fast(run<MlaBackward>), METH_FASTCALL, nullptr},
     {"mla_plan", fast(mla_plan), METH_FASTCALL, nullptr},
     {"mla_append", fast(mla_append), METH_FASTCALL, nullptr},
     {"mla_gather", fast(mla_gather), METH_FASTCALL, nullptr},

@@ -232,6 +232,10 @@ void fa3_mla_forward_params_init_sized(fa3_mla_forward_params* params, size_t st
   init_sized(params, struct_size);
 }
 
+void fa3_mla_backward_params_init_sized(fa3_mla_backward_params* params, size_t struct_size) {
+  init_sized(params, struct_size);
+}
+
 void fa3_mla_append_params_init_sized(fa3_mla_append_params* params, size_t struct_size) {
   init_sized(params, struct_size);
 }
@@ -261,6 +265,30 @@ fa3_status fa3_mla_forward(const fa3_mla_forward_params* params, void* workspace
 fa3_status fa3_mla_forward_with_allocator(const fa3_mla_forward_params* params,
                                           fa3_workspace_allocator allocate, void* context,
                                           void* stream) {
+  return run_with_allocator(params, allocate, context, stream);
+}
+
+fa3_status fa3_mla_backward_supported(const fa3_mla_backward_params* params) {
+  return supported(params);
+}
+
+fa3_status fa3_mla_backward_workspace_size(const fa3_mla_backward_params* params, size_t* bytes) {
+  return workspace_size(params, bytes);
+}
+
+fa3_status fa3_mla_backward_plan_text(const fa3_mla_backward_params* params, char* text,
+                                      size_t capacity, size_t* needed) {
+  return text_of_plan(params, text, capacity, needed);
+}
+
+fa3_status fa3_mla_backward(const fa3_mla_backward_params* params, void* workspace,
+                            size_t workspace_bytes, void* stream) {
+  return run_with_workspace(params, {workspace, workspace_bytes}, stream);
+}
+
+fa3_status fa3_mla_backward_with_allocator(const fa3_mla_backward_params* params,
+                                           fa3_workspace_allocator allocate, void* context,
+                                           void* stream) {
   return run_with_allocator(params, allocate, context, stream);
 }
 

@@ -203,6 +203,10 @@ Status plan(const fa3_mla_forward_params& params, Plan* plan) {
   return plan_call<MlaProblem>(params, plan);
 }
 
+Status plan(const fa3_mla_backward_params& params, Plan* plan) {
+  return plan_call<MlaBackwardProblem>(params, plan);
+}
+
 Status query(const fa3_forward_params& params, fa3_answer* answer) {
   return query_call<Problem>(params, answer);
 }
@@ -243,6 +247,10 @@ Status run(const fa3_quantize_params& params, Workspace workspace, void* stream)
 
 Status run(const fa3_mla_forward_params& params, Workspace workspace, void* stream) {
   return run_call<MlaProblem>(params, workspace, stream, &Engine::run_mla);
+}
+
+Status run(const fa3_mla_backward_params& params, Workspace workspace, void* stream) {
+  return run_call<MlaBackwardProblem>(params, workspace, stream, &Engine::run_mla_backward);
 }
 
 Status run(const fa3_mla_append_params& params, void* stream) {

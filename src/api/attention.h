@@ -15,6 +15,7 @@ Status plan(const fa3_forward_params& params, Plan* plan);
 Status plan(const fa3_backward_params& params, Plan* plan);
 Status plan(const fa3_quantize_params& params, Plan* plan);
 Status plan(const fa3_mla_forward_params& params, Plan* plan);
+Status plan(const fa3_mla_backward_params& params, Plan* plan);
 
 // What fa3_*_query() says.
 Status query(const fa3_forward_params& params, fa3_answer* answer);
@@ -38,6 +39,7 @@ Status run(const fa3_forward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_backward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_quantize_params& params, Workspace workspace, void* stream);
 Status run(const fa3_mla_forward_params& params, Workspace workspace, void* stream);
+Status run(const fa3_mla_backward_params& params, Workspace workspace, void* stream);
 // Params with a map of blocks; the workspace is the lists' memory.
 Status make_block_lists(const fa3_forward_params& params, Workspace memory, void* stream,
                         fa3_block_lists* lists);

@@ -31,6 +31,7 @@ inline constexpr Layout kMergeLayouts[] = {{432, 0}};
 inline constexpr Layout kAppendLayouts[] = {{1688, 0}};
 inline constexpr Layout kQuantizeLayouts[] = {{880, 0}};
 inline constexpr Layout kMlaForwardLayouts[] = {{2040, 0}};
+inline constexpr Layout kMlaBackwardLayouts[] = {{1280, 0}};
 inline constexpr Layout kMlaAppendLayouts[] = {{1176, 0}};
 inline constexpr Layout kMlaGatherLayouts[] = {{544, 0}};
 inline constexpr Layout kRingLayouts[] = {{56, 0}};
@@ -53,6 +54,9 @@ constexpr std::span<const Layout> layouts_of(const fa3_append_params&) {
 constexpr std::span<const Layout> layouts_of(const fa3_mla_forward_params&) {
   return kMlaForwardLayouts;
 }
+constexpr std::span<const Layout> layouts_of(const fa3_mla_backward_params&) {
+  return kMlaBackwardLayouts;
+}
 constexpr std::span<const Layout> layouts_of(const fa3_mla_append_params&) {
   return kMlaAppendLayouts;
 }
@@ -70,6 +74,7 @@ static_assert(std::span(kBackwardLayouts).back() ==
 static_assert(std::span(kMergeLayouts).back() == Layout{sizeof(fa3_merge_params), 0});
 static_assert(std::span(kAppendLayouts).back() == Layout{sizeof(fa3_append_params), 0});
 static_assert(std::span(kMlaForwardLayouts).back() == Layout{sizeof(fa3_mla_forward_params), 0});
+static_assert(std::span(kMlaBackwardLayouts).back() == Layout{sizeof(fa3_mla_backward_params), 0});
 static_assert(std::span(kMlaAppendLayouts).back() == Layout{sizeof(fa3_mla_append_params), 0});
 static_assert(std::span(kMlaGatherLayouts).back() == Layout{sizeof(fa3_mla_gather_params), 0});
 static_assert(std::span(kRingLayouts).back() == Layout{sizeof(fa3_ring), 0});

@@ -137,6 +137,14 @@ Work work_of(const MlaProblem& p) {
   return work;
 }
 
+Work work_of(const MlaBackwardProblem& p) {
+  Work work = work_of(static_cast<const MlaProblem&>(p));
+  work.call += " backward";
+  work.flops *= 2.5;
+  work.bytes *= 2;
+  return work;
+}
+
 Work work_of(const MlaAppendProblem& p) {
   return {.call = concat("mla append ", name_of(p.dtype), " rows ", p.rows),
           .bytes = static_cast<double>(p.rows * p.cache.channels() *

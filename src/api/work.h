@@ -24,6 +24,7 @@ Work work_of(const QuantizeProblem& problem);
 Work work_of(const MergeProblem& problem);
 Work work_of(const AppendProblem& problem);
 Work work_of(const MlaProblem& problem);
+Work work_of(const MlaBackwardProblem& problem);
 Work work_of(const MlaAppendProblem& problem);
 Work work_of(const MlaGatherProblem& problem);
 

@@ -97,6 +97,14 @@ struct MlaProblem {
   fa3_engine_id engine = FA3_ENGINE_AUTO;
 };
 
+// Gradients of a sparse call to one cache: its o and lse are inputs.
+struct MlaBackwardProblem : MlaProblem {
+  Operand d_o, dq;
+  Operand d_cache;         // (page, row of it)
+  RowScalars d_lse;        // data may be null: zero
+  float* dsink = nullptr;  // (heads), goes with sink; optional
+};
+
 struct MlaAppendProblem {
   LatentCache cache;
   int64_t rows = 0;

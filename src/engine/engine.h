@@ -72,6 +72,9 @@ struct Engine {
   // Latent caches of MLA. Null: this engine has none.
   Status (*plan_mla)(const MlaProblem&, Plan*) = nullptr;
   Status (*run_mla)(const MlaProblem&, const Plan&, void* workspace, void* stream) = nullptr;
+  Status (*plan_mla_backward)(const MlaBackwardProblem&, Plan*) = nullptr;
+  Status (*run_mla_backward)(const MlaBackwardProblem&, const Plan&, void* workspace,
+                             void* stream) = nullptr;
   Status (*run_mla_append)(const MlaAppendProblem&, void* stream) = nullptr;
   Status (*run_mla_gather)(const MlaGatherProblem&, void* stream) = nullptr;
   const EngineClock* clock = nullptr;  // null: calls are over when they return

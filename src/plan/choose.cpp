@@ -47,6 +47,13 @@ Status plan_with(const Engine& engine, const MlaProblem& problem, Plan* plan) {
   return engine.plan_mla(problem, plan);
 }
 
+Status plan_with(const Engine& engine, const MlaBackwardProblem& problem, Plan* plan) {
+  if (engine.plan_mla_backward == nullptr) {
+    return unsupported("no gradients of latent rows (MLA), which engine cpu has");
+  }
+  return engine.plan_mla_backward(problem, plan);
+}
+
 // OK, and the choice; or why the engine cannot take the problem.
 template <class P>
 Status consider(const Engine& engine, const P& problem, Choice* choice) {
@@ -139,6 +146,10 @@ Status choose(const QuantizeProblem& problem, Choice* choice) {
 }
 
 Status choose(const MlaProblem& problem, Choice* choice) {
+  return choose_engine(problem, choice);
+}
+
+Status choose(const MlaBackwardProblem& problem, Choice* choice) {
   return choose_engine(problem, choice);
 }
 

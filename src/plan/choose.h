@@ -23,5 +23,6 @@ Status choose(const Problem& problem, Choice* choice);
 Status choose(const BackwardProblem& problem, Choice* choice);
 Status choose(const QuantizeProblem& problem, Choice* choice);
 Status choose(const MlaProblem& problem, Choice* choice);
+Status choose(const MlaBackwardProblem& problem, Choice* choice);
 
 }  // namespace fa3

@@ -18,6 +18,7 @@ if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
 
 from fa3.torch import flops as flops
 from fa3.torch import mla as mla
+from fa3.torch import sparse as sparse
 from fa3.torch.append import append as append
 from fa3.torch.autograd import attend as attend
 from fa3.torch.autograd import gradients as gradients

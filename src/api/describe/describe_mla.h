@@ -12,5 +12,9 @@ Status describe(const fa3_mla_forward_params& params, Purpose purpose, MlaProble
 Status describe(const fa3_mla_append_params& params, MlaAppendProblem* problem);
 Status describe(const fa3_mla_gather_params& params, MlaGatherProblem* problem);
 Status check_workspace(const fa3_mla_forward_params& params, const Memory& workspace);
+// describe_mla_backward.cpp
+Status describe(const fa3_mla_backward_params& params, Purpose purpose,
+                MlaBackwardProblem* problem);
+Status check_workspace(const fa3_mla_backward_params& params, const Memory& workspace);
 
 }  // namespace fa3::api

@@ -5,6 +5,7 @@
 #include "engine/cpu/caches/caches.h"
 #include "engine/cpu/kernels/isa.h"
 #include "engine/cpu/latent/attend.h"
+#include "engine/cpu/latent/backward.h"
 #include "engine/cpu/latent/oracle.h"
 #include "engine/cpu/latent/rows.h"
 #include "engine/cpu/oracle/oracle.h"
@@ -32,6 +33,8 @@ const Engine kCpuEngine = {
     .continues = [](const Problem&) { return true; },
     .plan_mla = plan_mla,
     .run_mla = run_mla,
+    .plan_mla_backward = plan_mla_backward,
+    .run_mla_backward = run_mla_backward,
     .run_mla_append = run_mla_append,
     .run_mla_gather = run_mla_gather,
 };

@@ -159,6 +159,16 @@ fa3_status mla(Memory& m) {
   g.cache = cache;
   g.slots = slots;
   g.o = contiguous(m.dq.data(), FA3_FLOAT32, {kTokens, 576});
+  fa3_mla_backward_params b;
+  fa3_mla_backward_params_init(&b);
+  b.q = f.q;
+  b.cache = contiguous(m.v.data(), FA3_FLOAT32, {1, 3, 576});
+  b.indices = f.indices;
+  b.o = b.d_o = f.o;
+  b.lse = f.lse;
+  b.dq = contiguous(m.dq.data(), FA3_FLOAT32, {kQueries, kMlaHeads, 576});
+  b.d_cache = contiguous(m.dk.data(), FA3_FLOAT32, {1, 3, 576});
+  b.num_threads = 1;  // two need more workspace than there is
   size_t bytes = 0;
   char text[64];
   fa3_status status = fa3_mla_append(&a, nullptr);
@@ -167,6 +177,10 @@ fa3_status mla(Memory& m) {
   if (status == FA3_OK) status = fa3_mla_forward_plan_text(&f, text, sizeof(text), nullptr);
   if (status == FA3_OK) status = fa3_mla_forward(&f, m.workspace, sizeof(m.workspace), nullptr);
   if (status == FA3_OK) status = fa3_mla_gather(&g, nullptr);
+  if (status == FA3_OK) status = fa3_mla_backward_supported(&b);
+  if (status == FA3_OK) status = fa3_mla_backward_workspace_size(&b, &bytes);
+  if (status == FA3_OK) status = fa3_mla_backward_plan_text(&b, text, sizeof(text), nullptr);
+  if (status == FA3_OK) status = fa3_mla_backward(&b, m.workspace, sizeof(m.workspace), nullptr);
   return status;
 }
 
