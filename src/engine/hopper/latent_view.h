@@ -12,9 +12,9 @@
 
 namespace fa3::hopper {
 
-// Whether the head dims are those of latent rows: only latent kernels have so many columns.
+// Whether the head dims are those of latent rows, which the other forward kernels do not reach.
 bool has_latent_dims(const Problem& problem);
-// The same call for the latent kernels; UNSUPPORTED with what these lack.
+// Writes the call for the latent kernels; UNSUPPORTED with what these lack.
 Status latent_view(const Problem& problem, MlaProblem* latent);
 
 // Latent kernels for latent dims, else plan_forward() and run_forward().

@@ -12,7 +12,7 @@ from builds import ROOT
 
 PAGES = [
     *("index", "install", "quickstart", "features", "masks", "block-masks", "environment"),
-    *("flex", "score-functions", "gate"),
+    *("flex", "score-functions", "gate", "mla"),
     *("examples/attention-of-a-sentence", "examples/memory-against-length"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", re.M | re.S)
