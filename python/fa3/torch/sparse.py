@@ -87,9 +87,13 @@ class SparseAttention(Function):
         deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
         do = torch.zeros_like(out) if do is None else do
         inputs = do, q, kv, indices, index_count, sink, out, lse, dlse
-        run = record_gradient if torch.is_grad_enabled() else unrecorded
         numbers = scale, lse_with_sink, deterministic, *others
-        dq, dkv, dsink = run(run_backward, *inputs, *numbers)
+        if torch._C._are_functorch_transforms_active():
+            gradients = run_backward(*inputs, *numbers)  # the dispatcher, which takes levels apart
+        else:
+            run = record_gradient if torch.is_grad_enabled() else unrecorded
+            gradients = run(run_backward, *inputs, *numbers)
+        dq, dkv, dsink = gradients
         dsink = None if sink is None else dsink
         return None, dq, dkv, None, None, dsink, *(None for _ in numbers)
 

@@ -188,6 +188,19 @@ def test_compilers_and_torchs_own_checks():
     assert [tuple(x.shape) for x in on_meta] == [(4, 3, 512), (3, 4)]
 
 
+def test_gradients_of_torch_func():
+    q, kv = random(4, 3, 576), random(9, 576, seed=1)
+    indices = torch.randint(-1, 9, (4, 5), generator=torch.Generator().manual_seed(0))
+
+    def loss(q, kv):
+        return mla.sparse_attention(q, kv, indices).sin().sum()
+
+    leaves = [x.clone().requires_grad_() for x in (q, kv)]
+    wanted = torch.autograd.grad(loss(*leaves), leaves)
+    for got, right in zip(torch.func.grad(loss, (0, 1))(q, kv), wanted, strict=True):
+        assert torch.equal(got, right)
+
+
 def test_autocast_makes_16_bit_calls():
     q, kv = random(4, 3, 576).requires_grad_(), random(9, 576, seed=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
