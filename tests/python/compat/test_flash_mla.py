@@ -194,6 +194,22 @@ def test_the_first_indices_have_an_lse_of_their_own():
         assert torch.equal(found, right)
 
 
+def test_sglangs_metadata_are_two_tensors():
+    from fa3.compat import sgl_flash_mla
+
+    used = torch.tensor([3, 4, 0], dtype=torch.int32)
+    scheduler, num_splits = sgl_flash_mla.get_mla_metadata(used, 4, 1, num_heads_q=4)
+    assert scheduler.shape[1] == 8 and num_splits.shape == (4,)
+    assert scheduler.dtype == num_splits.dtype == torch.int32
+    q, cache, table = random(3, 1, 4, 576), random(2, 64, 1, 576), torch.zeros(3, 1).int()
+    call = {"block_table": table, "cache_seqlens": used, "head_dim_v": 512, "causal": True}
+    given = {"tile_scheduler_metadata": scheduler, "num_splits": num_splits}
+    found = sgl_flash_mla.flash_mla_with_kvcache(q=q, k_cache=cache, **call, **given)
+    metadata, _ = flash_mla.get_mla_metadata()
+    wanted = flash_mla.flash_mla_with_kvcache(q, cache, **call, tile_scheduler_metadata=metadata)
+    assert all(map(torch.equal, found, wanted))
+
+
 def test_calls_with_one_metadata_are_alike():
     metadata, _ = flash_mla.get_mla_metadata("any", arguments=1)
     cache, table = random(1, 64, 1, 576), torch.zeros(2, 1, dtype=torch.int32)

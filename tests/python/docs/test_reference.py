@@ -60,6 +60,7 @@ def exported(module):
                     "sglang",
                     "flash_mla",
                     "flashinfer",
+                    "sgl_flash_mla",
                     "vllm_cache",
                     "ring_flash_attn",
                     "xformers",
