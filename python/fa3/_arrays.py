@@ -129,7 +129,7 @@ def numpy_view(array, name):
         )
     address = array.__array_interface__["data"][0]
     strides = tuple(step // itemsize for step in array.strides)
-    return address, type_name(dtype), CPU, 0, array.shape, strides
+    return address, type_name(dtype), CPU, 0, array.shape, strides, array  # kept while it is used
 
 
 @functools.cache  # NumPy takes a microsecond to make the name

@@ -86,14 +86,14 @@ std::string name_of(dlpack::DataType type) {
 }
 
 bool view_tuple(PyObject* tuple, const char* name, fa3_tensor* view) {
-  PyObject *shape = nullptr, *strides = nullptr;
+  PyObject *shape = nullptr, *strides = nullptr, *owner = nullptr;
   unsigned long long address = 0;
   const char* type = nullptr;
   if (!PyArg_ParseTuple(tuple,
-                        "KsiiO!O!;expected (address, dtype, device_type, device_index, "
-                        "shape, strides)",
+                        "KsiiO!O!|O;expected (address, dtype, device_type, device_index, "
+                        "shape, strides, the memory's owner)",
                         &address, &type, &view->device_type, &view->device_index, &PyTuple_Type,
-                        &shape, &PyTuple_Type, &strides)) {
+                        &shape, &PyTuple_Type, &strides, &owner)) {
     return false;
   }
   const auto* found =

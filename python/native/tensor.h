@@ -27,7 +27,7 @@ class Borrowed {
 
   // Fills *view from one of
   //   None                                     absent
-  //   (address, name of the dtype, device_type, device_index, shape, strides)
+  //   (address, name of the dtype, device_type, device_index, shape, strides[, the memory's owner])
   //   an object whose type has __dlpack_c_exchange_api__            (torch)
   //   an object with __dlpack__
   // False: a Python exception is set, which starts with `name`.

@@ -417,3 +417,14 @@ def test_plan_allocates_nothing(qkv):
     assert "engine cpu" in fa3.plan(*huge, causal=True)  # an output of 768 GiB
     with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'casual'"):
         fa3.plan(*qkv, casual=True)
+
+
+def test_converted_lengths_stay_until_the_call_has_read_them():
+    """Lengths of int64 become arrays that only the call knows; max_logit is as large as these."""
+    q = np.random.default_rng(0).standard_normal((40, 2, 8)).astype(np.float32)
+    found, expected = (
+        fa3.attention(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu, return_max_logit=True)
+        for cu in (np.array([0, 33], dtype) for dtype in (np.int64, np.int32))
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
