@@ -10,8 +10,8 @@
  *
  * Rules that hold for every function:
  *
- * - It never exits and never throws, and it prints only if the environment sets `FA3_MONITOR=1`: a
- *   summary of the calls on stderr when the program ends.
+ * - It never exits and never throws, and it prints only what the environment asks for, on stderr:
+ *   `FA3_MONITOR=1` a summary of the calls when the program ends, `FA3_LOG=call` a line a call.
  * - If it can fail it returns an fa3_status. fa3_last_error() then holds one sentence, per thread,
  *   that names the argument, what was expected, and what was given.
  * - It allocates no tensor. The caller owns inputs, outputs and one workspace, of queried size or
@@ -802,6 +802,24 @@ typedef struct fa3_engine_info {
 } fa3_engine_info;
 /** The engine at `index`, from 0. FA3_INVALID_ARGUMENT past the last engine. */
 FA3_API fa3_status fa3_engine(int32_t index, fa3_engine_info* info);
+
+/** Counts the process's calls from now on (1), or no longer (0), whatever `FA3_MONITOR` says.
+ *
+ * @param counts  0 or 1 */
+FA3_API fa3_status fa3_monitor(int32_t counts);
+/** What was counted so far, as JSON: an array with an object for each kind of call.
+ *
+ * Its names: kind, engine, call (in words), calls, timed (those whose time is known: of a GPU's
+ * only finished ones, never those inside a CUDA graph), known (whether flops and bytes are), then
+ * of the timed ones seconds, flops, bytes and least_seconds (what the device would take at its
+ * limits, 0 if these are not known), and of the largest one workspace and memory (operands and
+ * workspace) in bytes. Waits for no GPU. Text, capacity and needed are as those of
+ * fa3_forward_plan_text(); calls between two questions may make the text longer.
+ *
+ * @param text      gets at most `capacity` bytes with the final NUL
+ * @param capacity  bytes of `text`
+ * @param needed    gets the full size in bytes; may be NULL */
+FA3_API fa3_status fa3_monitor_text(char* text, size_t capacity, size_t* needed);
 
 /** The library's version: MAJOR * 10000 + MINOR * 100 + PATCH. */
 FA3_API int32_t fa3_version(void);

@@ -6,11 +6,13 @@
 
 fa3.torch has the torch operators and the switch for scaled_dot_product_attention, fa3.hf the one
 for Transformers, fa3.jax attention for compiled JAX programs, fa3.distributed attention over
-several ranks, fa3.mla attention to latent caches, fa3.compat the names of the flash_attn packages.
+several ranks, fa3.mla attention to latent caches, fa3.monitor what calls cost, fa3.compat the names
+of the flash_attn packages.
 `python -m fa3 doctor` says what works on this machine.
 """
 
 from fa3 import mla as mla
+from fa3 import monitor as monitor
 from fa3._dropout import dropout_mask
 from fa3._flex import flex_attention
 from fa3._native import version as _version
@@ -38,6 +40,7 @@ from fa3.ops import (
 from fa3.quantization import Quantized, quantize
 
 __version__ = _version()
+monitor.read_environment()
 
 __all__ = [
     "CommunicationError",
@@ -63,7 +66,7 @@ __all__ = [
     "validate",
 ]
 
-PACKAGES = {"compat", "distributed", "errors", "hf", "jax", "masks", "mla", "torch"}
+PACKAGES = {"compat", "distributed", "errors", "hf", "jax", "masks", "mla", "monitor", "torch"}
 
 
 def __dir__():

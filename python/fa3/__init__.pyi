@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from fa3 import mla as mla
+from fa3 import monitor as monitor
 from fa3._dropout import dropout_mask as dropout_mask
 from fa3._flex import flex_attention as flex_attention
 from fa3.errors import CommunicationError as CommunicationError

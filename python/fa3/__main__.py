@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m fa3, and the script fa3 of an installation: the command of the C++ build, which lies
-beside the package, and what only Python can do (plot; what doctor says about Python)."""
+beside the package, and what only Python can do (plot, replay; what doctor says about Python)."""
 
 import os
 import sys
@@ -12,8 +12,8 @@ COMMAND = Path(__file__).parent / "bin" / "fa3"
 WITHOUT_COMMAND = (
     f"expected the command at {COMMAND}, but this package was built without it. Install the "
     "headers it needs, CLI11, fmt and nlohmann-json (Debian: libcli11-dev libfmt-dev "
-    "nlohmann-json3-dev), and build the package again; plot, adopt, doctor and --version work "
-    "without it."
+    "nlohmann-json3-dev), and build the package again; plot, adopt, replay, doctor and --version "
+    "work without it."
 )
 
 
@@ -27,6 +27,10 @@ def main(arguments=None):
         from fa3.commands import adopt
 
         return adopt.main(arguments[1:])
+    if arguments[:1] == ["replay"]:
+        from fa3.commands import replay
+
+        return replay.main(arguments[1:])
     has_command = COMMAND.exists()
     if arguments == ["doctor"]:
         from fa3.commands import doctor

@@ -115,7 +115,7 @@ class Sampler:
     def __init__(self, every):
         self.every = every
         self.calls = {}  # by kind
-        self.differences = {}  # by kind; numbers, or 0-dimensional tensors on the call's device
+        self.found = {}  # by kind: (samples, their sum, the largest), as difference() gives them
 
     def see(self, q, k, v, result, options):
         if is_being_captured(q):
@@ -126,20 +126,23 @@ class Sampler:
             found = result[0] if isinstance(result, tuple) else result
             plain = {"return_lse": False, "return_max_logit": False}
             wide = attention(q, k, v, **options | plain)
-            self.differences.setdefault(kind, []).append(difference(found, wide))
+            error = difference(found, wide)
+            samples, total, most = self.found.get(kind, (0, 0 * error, error))
+            largest = sys.modules["torch"].maximum if is_torch(error) else max
+            self.found[kind] = samples + 1, total + error, largest(most, error)
 
     def report(self):
-        for kind, differences in self.differences.items():
-            found = [100 * float(x) for x in differences]
+        for kind, (samples, total, most) in self.found.items():
             print(
-                f"fa3: fp8 differs by {np.mean(found):.3g}% from attention without quantization, "
-                f"at most {max(found):.3g}% ({len(found)} of {self.calls[kind]} calls): {kind}",
+                f"fa3: fp8 differs by {100 * float(total) / samples:.3g}% from attention without "
+                f"quantization, at most {100 * float(most):.3g}% ({samples} of {self.calls[kind]} "
+                f"calls): {kind}",
                 file=sys.stderr,
             )
 
 
 @functools.cache
-def sampler():
+def sampler_of_environment():
     """The program's, or None where FA3_MONITOR_FP8 is not set."""
     text = os.environ.get("FA3_MONITOR_FP8", "")
     if text in ("", "0"):
@@ -149,6 +152,31 @@ def sampler():
     found = Sampler(int(text))
     atexit.register(found.report)
     return found
+
+
+started = None  # by fa3.monitor.start()
+
+
+def sampler():
+    return started or sampler_of_environment()
+
+
+def watch(every):
+    """Samples every n-th call from now on, for fa3.monitor."""
+    global started
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise InvalidArgument(f"fp8_every: expected a number of calls, 0 for none, got {every!r}")
+    started = sampler() or Sampler(every)
+    started.every = every
+
+
+def sampled_error():
+    """(mean, largest, samples) over all kinds of calls; None: no sample. Waits for their device."""
+    found = sampler().found.values() if sampler() else ()
+    if not found:
+        return None
+    samples = sum(x[0] for x in found)
+    return sum(float(x[1]) for x in found) / samples, max(float(x[2]) for x in found), samples
 
 
 def is_compiled(array):

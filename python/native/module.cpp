@@ -359,6 +359,27 @@ PyObject* dropout_mask(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   return check(status) ? Py_NewRef(Py_None) : nullptr;
 }
 
+// monitor(counts): counts calls from now on, or no longer.
+PyObject* monitor(PyObject*, PyObject* counts) {
+  const int on = PyObject_IsTrue(counts);
+  return on >= 0 && check(fa3_monitor(on)) ? Py_NewRef(Py_None) : nullptr;
+}
+
+// monitor_text() -> JSON
+PyObject* monitor_text(PyObject*, PyObject*) {
+  std::string text;
+  size_t needed = 1;
+  while (text.size() < needed) {  // calls of other threads make it longer
+    text.resize(needed);
+    fa3_status status = FA3_OK;
+    Py_BEGIN_ALLOW_THREADS;
+    status = fa3_monitor_text(text.data(), text.size(), &needed);
+    Py_END_ALLOW_THREADS;
+    if (!check(status)) return nullptr;
+  }
+  return PyUnicode_FromString(text.c_str());
+}
+
 // engines() -> [(name, available, detail), ...]
 PyObject* engines(PyObject*, PyObject*) {
   PyObject* found = PyList_New(0);
@@ -419,6 +440,8 @@ PyMethodDef g_methods[] = {
     {"available_threads", available_threads, METH_NOARGS, nullptr},
     {"ffi_handlers", ffi_handlers, METH_NOARGS, nullptr},
     {"engines", engines, METH_NOARGS, nullptr},
+    {"monitor", monitor, METH_O, nullptr},
+    {"monitor_text", monitor_text, METH_NOARGS, nullptr},
     {"version", version, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -13,6 +13,7 @@
 #include "api/attention.h"
 #include "api/boundary.h"
 #include "api/dropout_mask.h"
+#include "api/monitor.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/engine.h"
@@ -41,22 +42,32 @@ fa3_status workspace_size(const Params* params, size_t* bytes) {
   });
 }
 
+// Cut off where the place ends. make() -> the words.
+template <class Make>
+Status write_words(char* text, size_t capacity, size_t* needed, Make&& make) {
+  if (text == nullptr && capacity > 0) {
+    return invalid("text: expected ", capacity, " bytes of memory, got a null pointer");
+  }
+  std::string words;
+  FA3_TRY(make(&words));
+  if (needed != nullptr) *needed = words.size() + 1;
+  if (capacity > 0) {
+    const size_t length = std::min(words.size(), capacity - 1);
+    std::memcpy(text, words.data(), length);
+    text[length] = '\0';
+  }
+  return {};
+}
+
 template <class Params>
 fa3_status text_of_plan(const Params* params, char* text, size_t capacity, size_t* needed) {
-  return with_params(params, [&](const Params& p) -> Status {
-    if (text == nullptr && capacity > 0) {
-      return invalid("text: expected ", capacity, " bytes of memory, got a null pointer");
-    }
-    Plan planned;
-    FA3_TRY(plan(p, &planned));
-    const std::string words = plan_text(planned);
-    if (needed != nullptr) *needed = words.size() + 1;
-    if (capacity > 0) {
-      const size_t length = std::min(words.size(), capacity - 1);
-      std::memcpy(text, words.data(), length);
-      text[length] = '\0';
-    }
-    return {};
+  return with_params(params, [&](const Params& p) {
+    return write_words(text, capacity, needed, [&](std::string* words) -> Status {
+      Plan planned;
+      FA3_TRY(plan(p, &planned));
+      *words = plan_text(planned);
+      return {};
+    });
   });
 }
 
@@ -332,6 +343,25 @@ fa3_status fa3_engine(int32_t index, fa3_engine_info* info) {
     *info = {engines[static_cast<size_t>(index)]->name, found.available ? 1 : 0,
              kept_for_ever(found.detail)};
     return {};
+  });
+}
+
+fa3_status fa3_monitor(int32_t counts) {
+  return at_boundary([&]() -> fa3::Status {
+    if (counts != 0 && counts != 1) {
+      return fa3::invalid("counts: expected 0 or 1, got ", counts);
+    }
+    count_calls(counts == 1);
+    return {};
+  });
+}
+
+fa3_status fa3_monitor_text(char* text, size_t capacity, size_t* needed) {
+  return at_boundary([&] {
+    return write_words(text, capacity, needed, [](std::string* words) -> fa3::Status {
+      *words = text_of_sums();
+      return {};
+    });
   });
 }
 

@@ -11,6 +11,7 @@
 #include "api/describe/describe_quantize.h"
 #include "api/describe/rules/tensor_rules.h"
 #include "api/monitor.h"
+#include "api/record/record.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "core/workspace.h"
@@ -110,22 +111,25 @@ Status query_call(const Params& params, fa3_answer* answer) {
 // `verb`: the engine's run_*.
 template <class P, class Params, class Verb>
 Status run_call(const Params& params, Workspace workspace, void* stream, Verb verb) {
-  P problem;
-  Choice choice;
-  FA3_TRY(describe(params, Purpose::call, &problem));
-  choice.plan.wants_words = watched();
-  FA3_TRY(choose(problem, &choice));
-  void* memory = nullptr;
-  const int64_t bytes = choice.plan.workspace_bytes;
-  if (bytes > 0) FA3_TRY(provide(params, problem.device, bytes, workspace, &memory));
-  const Engine& engine = *choice.engine;
-  return watch(problem, engine, choice.plan.kernel, stream, [&] {
-    if constexpr (std::is_same_v<P, Problem>) {
-      if (choice.plan.part_offset >= 0) {
-        return run_apart(engine, problem, choice.plan, memory, stream);
+  return record(params, stream, [&](const auto& started) -> Status {
+    P problem;
+    Choice choice;
+    FA3_TRY(describe(params, Purpose::call, &problem));
+    choice.plan.wants_words = watched() || recording().calls;
+    FA3_TRY(choose(problem, &choice));
+    const Engine& engine = *choice.engine;
+    started(engine, choice.plan.kernel);
+    void* memory = nullptr;
+    const int64_t bytes = choice.plan.workspace_bytes;
+    if (bytes > 0) FA3_TRY(provide(params, problem.device, bytes, workspace, &memory));
+    return watch(problem, engine, choice.plan.kernel, bytes, stream, [&] {
+      if constexpr (std::is_same_v<P, Problem>) {
+        if (choice.plan.part_offset >= 0) {
+          return run_apart(engine, problem, choice.plan, memory, stream);
+        }
       }
-    }
-    return (engine.*verb)(problem, choice.plan, memory, stream);
+      return (engine.*verb)(problem, choice.plan, memory, stream);
+    });
   });
 }
 
@@ -169,20 +173,35 @@ Status make_lists(const Params& params, Workspace memory, void* stream, fa3_bloc
 }
 
 // By the first engine that does it for this device. `verb`: the engine's run_*, which may be null.
-template <class P>
+template <class P, class Started>
 Status run_on_first(const P& problem, Status (*Engine::*verb)(const P&, void*), void* stream,
-                    const char* none) {
+                    const char* none, const Started& started) {
   Status refusal = unsupported(none);
   bool refused = false;
   for (const Engine* engine : engines()) {
     if (engine->memory != problem.device || engine->*verb == nullptr) continue;
+    started(*engine, "");
     Status status =
-        watch(problem, *engine, "", stream, [&] { return (engine->*verb)(problem, stream); });
+        watch(problem, *engine, "", 0, stream, [&] { return (engine->*verb)(problem, stream); });
     if (status.code() != StatusCode::unsupported) return status;
     if (!refused) refusal = std::move(status);  // of the best engine
     refused = true;
   }
   return refusal;
+}
+
+// `verb`, `none`: those of run_on_first().
+template <class P, class Params>
+Status run_without_plan(const Params& params, Status (*Engine::*verb)(const P&, void*),
+                        void* stream, const char* none) {
+  return record(params, stream, [&](const auto& started) -> Status {
+    P problem;
+    FA3_TRY(describe(params, &problem));
+    if constexpr (std::is_same_v<P, MergeProblem>) {
+      if (writes_nothing(problem)) return {};
+    }
+    return run_on_first(problem, verb, stream, none, started);
+  });
 }
 
 }  // namespace
@@ -254,34 +273,26 @@ Status run(const fa3_mla_backward_params& params, Workspace workspace, void* str
 }
 
 Status run(const fa3_mla_append_params& params, void* stream) {
-  MlaAppendProblem problem;
-  FA3_TRY(describe(params, &problem));
-  return run_on_first(problem, &Engine::run_mla_append, stream,
-                      "mla append: no engine writes latent rows in this memory; engine cpu does "
-                      "in the CPU's");
+  return run_without_plan(
+      params, &Engine::run_mla_append, stream,
+      "mla append: no engine writes latent rows in this memory; engine cpu does "
+      "in the CPU's");
 }
 
 Status run(const fa3_mla_gather_params& params, void* stream) {
-  MlaGatherProblem problem;
-  FA3_TRY(describe(params, &problem));
-  return run_on_first(problem, &Engine::run_mla_gather, stream,
-                      "mla gather: no engine reads latent rows in this memory; engine cpu does "
-                      "in the CPU's");
+  return run_without_plan(params, &Engine::run_mla_gather, stream,
+                          "mla gather: no engine reads latent rows in this memory; engine cpu does "
+                          "in the CPU's");
 }
 
 Status run(const fa3_merge_params& params, void* stream) {
-  MergeProblem problem;
-  FA3_TRY(describe(params, &problem));
-  if (writes_nothing(problem)) return {};
-  return run_on_first(problem, &Engine::run_merge, stream,
-                      "merge: no engine of this build merges partial results in this memory");
+  return run_without_plan(params, &Engine::run_merge, stream,
+                          "merge: no engine of this build merges partial results in this memory");
 }
 
 Status run(const fa3_append_params& params, void* stream) {
-  AppendProblem problem;
-  FA3_TRY(describe(params, &problem));
-  return run_on_first(problem, &Engine::run_append, stream,
-                      "append: no engine of this build writes into caches in this memory");
+  return run_without_plan(params, &Engine::run_append, stream,
+                          "append: no engine of this build writes into caches in this memory");
 }
 
 }  // namespace fa3::api

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Calls as a running program's owner sees them: an NVTX range on each, for a profiler that is
-// attached; and with FA3_MONITOR=1 a line for each kind of call when the program ends, with calls,
-// time and rates. Without either a call costs one branch.
+// attached; and sums over calls, for who asks (fa3_monitor()), or with FA3_MONITOR=1 as a line for
+// each kind of call when the program ends. Without either a call costs one branch.
 #pragma once
 
 #include "api/work.h"
@@ -13,9 +13,16 @@ namespace fa3::api {
 // Whether anybody looks.
 bool watched();
 
+// Counts calls from now on, or no longer.
+void count_calls(bool counts);
+
+// The sums so far, as fa3_monitor_text() says. Waits for no GPU.
+std::string text_of_sums();
+
 class Watch {
  public:
-  Watch(Work work, const Engine& engine, const std::string& kernel, int device, void* stream);
+  Watch(Work work, const Engine& engine, const std::string& kernel, int64_t workspace, int device,
+        void* stream);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
@@ -25,7 +32,9 @@ class Watch {
 
  private:
   Work work_;
-  const EngineClock* clock_;  // null: the host's
+  const Engine* engine_;
+  int64_t workspace_bytes_;
+  bool counts_;
   int device_;
   void* stream_;
   void* begin_ = nullptr;
@@ -35,10 +44,10 @@ class Watch {
 
 // Runs `call`, which is what an engine does of a problem.
 template <class P, class Call>
-Status watch(const P& problem, const Engine& engine, const std::string& kernel, void* stream,
-             Call&& call) {
+Status watch(const P& problem, const Engine& engine, const std::string& kernel, int64_t workspace,
+             void* stream, Call&& call) {
   if (!watched()) return call();
-  Watch watch(work_of(problem), engine, kernel, problem.device_index, stream);
+  Watch watch(work_of(problem), engine, kernel, workspace, problem.device_index, stream);
   Status status = call();
   if (status.ok()) watch.succeeded();
   return status;

@@ -35,10 +35,18 @@ std::string mask_text(const Problem& p) {
   return text;
 }
 
+// A step of generation: few queries a sequence, and keys of earlier steps.
+bool is_decode(const Problem& p) {
+  constexpr int64_t kMostQueries = 16;
+  return p.lengths_q.max <= kMostQueries && p.lengths_q.max < p.lengths_k.max;
+}
+
 Work attention(const char* verb, const Problem& p) {
   const std::string kv = p.kv_dtype == p.dtype ? "" : concat("/", name_of(p.kv_dtype));
   const std::string dv = p.head_dim_v == p.head_dim ? "" : concat("/", p.head_dim_v);
-  Work work{.call = concat(verb, " ", name_of(p.dtype), kv, " b", p.batch, " h", p.heads_q, ":",
+  Work work{.kind = verb,
+            .dtype = p.dtype,
+            .call = concat(verb, " ", name_of(p.dtype), kv, " b", p.batch, " h", p.heads_q, ":",
                            p.heads_k, lengths_text(p.lengths_q, p.lengths_k), " d", p.head_dim, dv,
                            mask_text(p)),
             .known = readable(p.lengths_q, p.device) && readable(p.lengths_k, p.device)};
@@ -75,7 +83,13 @@ int64_t selected_keys(const MlaProblem& p, int64_t b, int64_t row) {
 }  // namespace
 
 Work work_of(const Problem& p) {
-  return attention("forward", p);
+  Work work = attention("forward", p);
+  if (is_float8(p.dtype)) {
+    work.kind = "fp8";
+  } else if (is_decode(p)) {
+    work.kind = "decode";
+  }
+  return work;
 }
 
 Work work_of(const BackwardProblem& p) {
@@ -86,7 +100,9 @@ Work work_of(const BackwardProblem& p) {
 }
 
 Work work_of(const QuantizeProblem& p) {
-  Work work{.call = concat("quantize ", name_of(p.x.dtype), " b", p.batch, " h", p.heads, " s",
+  Work work{.kind = "quantize",
+            .dtype = p.x.dtype,
+            .call = concat("quantize ", name_of(p.x.dtype), " b", p.batch, " h", p.heads, " s",
                            p.lengths.max, " d", p.head_dim, p.hadamard ? " hadamard" : ""),
             .known = readable(p.lengths, p.device)};
   work.bytes = static_cast<double>(p.lengths.total * p.heads * p.head_dim) *
@@ -96,7 +112,9 @@ Work work_of(const QuantizeProblem& p) {
 
 Work work_of(const MergeProblem& p) {
   const auto values = static_cast<double>(p.batch * p.rows * p.heads * p.head_dim_v);
-  Work work{.call = concat("merge ", p.num_partials, " of ", name_of(p.o.dtype), " b", p.batch,
+  Work work{.kind = "merge",
+            .dtype = p.o.dtype,
+            .call = concat("merge ", p.num_partials, " of ", name_of(p.o.dtype), " b", p.batch,
                            " h", p.heads, " s", p.rows, " d", p.head_dim_v)};
   work.bytes = values * static_cast<double>(p.num_partials * size_of(p.o_partial.dtype) +
                                             size_of(p.o.dtype));
@@ -104,7 +122,9 @@ Work work_of(const MergeProblem& p) {
 }
 
 Work work_of(const AppendProblem& p) {
-  Work work{.call = concat("append ", name_of(p.dtype), " b", p.batch, " h", p.heads_k, " s",
+  Work work{.kind = "append",
+            .dtype = p.dtype,
+            .call = concat("append ", name_of(p.dtype), " b", p.batch, " h", p.heads_k, " s",
                            p.lengths_new.max, " d", p.head_dim)};
   work.bytes = 2.0 * static_cast<double>(p.lengths_new.total * p.heads_k * size_of(p.dtype)) *
                static_cast<double>(p.head_dim + p.head_dim_v);
@@ -113,7 +133,9 @@ Work work_of(const AppendProblem& p) {
 
 Work work_of(const MlaProblem& p) {
   const char* const kind = p.sparse ? " sparse" : p.causal ? " causal" : "";
-  Work work{.call = concat("mla ", name_of(p.dtype), " b", p.batch, " h", p.heads,
+  Work work{.kind = "mla",
+            .dtype = p.dtype,
+            .call = concat("mla ", name_of(p.dtype), " b", p.batch, " h", p.heads,
                            lengths_text(p.lengths_q, p.lengths_k), " d", p.head_dim, kind),
             .known = p.device == FA3_CPU};
   double pairs = 0, rows = 0;  // a row that several queries choose counts for each
@@ -139,6 +161,7 @@ Work work_of(const MlaProblem& p) {
 
 Work work_of(const MlaBackwardProblem& p) {
   Work work = work_of(static_cast<const MlaProblem&>(p));
+  work.kind = "mla_backward";
   work.call += " backward";
   work.flops *= 2.5;
   work.bytes *= 2;
@@ -146,13 +169,17 @@ Work work_of(const MlaBackwardProblem& p) {
 }
 
 Work work_of(const MlaAppendProblem& p) {
-  return {.call = concat("mla append ", name_of(p.dtype), " rows ", p.rows),
+  return {.kind = "mla_append",
+          .dtype = p.dtype,
+          .call = concat("mla append ", name_of(p.dtype), " rows ", p.rows),
           .bytes = static_cast<double>(p.rows * p.cache.channels() *
                                        (size_of(p.dtype) + size_of(p.cache.latent.dtype)))};
 }
 
 Work work_of(const MlaGatherProblem& p) {
-  return {.call = concat("mla gather ", name_of(p.o.dtype), " rows ", p.rows),
+  return {.kind = "mla_gather",
+          .dtype = p.o.dtype,
+          .call = concat("mla gather ", name_of(p.o.dtype), " rows ", p.rows),
           .bytes = static_cast<double>(p.rows * p.cache.channels() *
                                        (size_of(p.o.dtype) + size_of(p.cache.latent.dtype)))};
 }

@@ -12,6 +12,8 @@
 namespace fa3::api {
 
 struct Work {
+  const char* kind;  // "forward", "decode", ...: one of few, for sums over many calls
+  DType dtype;       // whose products the device's limit is about
   std::string call;  // "forward bfloat16 b4 h16:4 s4096x4096 d128 causal": equal calls, equal words
   double flops = 0;  // of the matrix products: 2 (d + dv) a visible pair, backward 2.5 times that
   double bytes = 0;  // of the operands, each once

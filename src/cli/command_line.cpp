@@ -354,6 +354,7 @@ int parse_and_run(int argc, char** argv) {
   add_fp8(app);
   add_of_python(app, "plot", "figures from the JSON lines of fa3 bench");
   add_of_python(app, "adopt", "fa3 under the names of flash_attn, for programs that import these");
+  add_of_python(app, "replay", "a call whose inputs FA3_DUMP kept, beside double precision");
   if (argc == 1) {
     std::cout << app.help();
     flush_stdout();

@@ -30,6 +30,12 @@ struct EngineClock {
   Reading (*between)(void* begin, void* end, bool wait, double* seconds);
 };
 
+// What a device can do at best, a second; 0: not known.
+struct EngineLimits {
+  double flops = 0;  // of matrix products
+  double bytes = 0;  // of memory
+};
+
 // plan_*: OK and a plan, or UNSUPPORTED with the reason. It changes nothing, and costs the same for
 // any extents: of the tensors' data, whose pointers may be null, it reads at most length arrays. A
 // plan is only made where it can run: of an engine that is not available there is none. run_*:
@@ -77,7 +83,8 @@ struct Engine {
                              void* stream) = nullptr;
   Status (*run_mla_append)(const MlaAppendProblem&, void* stream) = nullptr;
   Status (*run_mla_gather)(const MlaGatherProblem&, void* stream) = nullptr;
-  const EngineClock* clock = nullptr;  // null: calls are over when they return
+  const EngineClock* clock = nullptr;                   // null: calls are over when they return
+  EngineLimits (*limits)(DType, int device) = nullptr;  // null: not known
 };
 
 // Every engine that this build contains, best first for each kind of memory.

@@ -27,6 +27,7 @@ const Engine kAmpereEngine = {
     .write = cuda::write,
     .has_score_functions = true,
     .clock = &cuda::kClock,
+    .limits = cuda::limits,
 };
 
 }  // namespace fa3::ampere

@@ -2,16 +2,30 @@
 #include "engine/cpu/engine.h"
 
 #include "core/error.h"
+#include "core/threads.h"
 #include "engine/cpu/caches/caches.h"
 #include "engine/cpu/kernels/isa.h"
+#include "engine/cpu/kernels/kernels.h"
 #include "engine/cpu/latent/attend.h"
 #include "engine/cpu/latent/backward.h"
 #include "engine/cpu/latent/oracle.h"
 #include "engine/cpu/latent/rows.h"
 #include "engine/cpu/oracle/oracle.h"
 #include "engine/cpu/tiled/tiled.h"
+#include "process/first_use.h"
 
 namespace fa3::cpu {
+namespace {
+
+// Measured once for each type: 10 ms of all cores. Float8 is computed in float32.
+EngineLimits limits(DType dtype, int) {
+  static constinit FirstUse<double> known[FA3_BFLOAT16 + 1];
+  const DType computed = is_float8(dtype) ? DType::float32 : dtype;
+  return {.flops = known[static_cast<size_t>(computed)].get(
+              [&] { return measure_peak_flops(computed, available_threads()); })};
+}
+
+}  // namespace
 
 const Engine kCpuEngine = {
     .name = "cpu",
@@ -37,6 +51,7 @@ const Engine kCpuEngine = {
     .run_mla_backward = run_mla_backward,
     .run_mla_append = run_mla_append,
     .run_mla_gather = run_mla_gather,
+    .limits = limits,
 };
 
 const Engine kReferenceEngine = {

@@ -42,6 +42,7 @@ const Engine kHopperEngine = {
     .plan_mla = plan_mla,
     .run_mla = run_mla,
     .clock = &cuda::kClock,
+    .limits = cuda::limits,
 };
 
 }  // namespace fa3::hopper

@@ -216,6 +216,7 @@ fa3_status questions(Memory& m) {
   if (status == FA3_OK) status = fa3_engine(0, &info);
   uint8_t keep[2 * 3 * 5 * 7];
   if (status == FA3_OK) status = fa3_dropout_mask(0.5f, 1, 2, 2, 3, 5, 7, keep);
+  if (status == FA3_OK) status = fa3_monitor_text(text, sizeof(text), nullptr);
   const int64_t first[] = {1, 2, 3, 4}, extents[] = {2, 3, 5, 7};
   if (status == FA3_OK) status = fa3_dropout_mask_part(0.5f, 1, 2, first, extents, keep);
   return status;

@@ -12,6 +12,7 @@ from builds import ROOT
 
 PAGES = [
     *("index", "install", "quickstart", "features", "masks", "block-masks", "environment"),
+    "monitoring",
     *("flex", "score-functions", "gate", "mla"),
     *("examples/attention-of-a-sentence", "examples/memory-against-length"),
 ]

@@ -42,6 +42,7 @@ def exported(module):
                 "fa3": "fa3/__init__.py",
                 "fa3.masks": "fa3/masks.py",
                 "fa3.mla": "fa3/mla.py",
+                "fa3.monitor": "fa3/monitor.py",
                 "fa3.flex": "fa3/flex/__init__.py",
             },
         ),

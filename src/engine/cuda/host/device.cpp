@@ -163,6 +163,33 @@ Status count_smem_bytes(int device, int* bytes) {
   return error == cudaSuccess ? Status{} : unsupported("cuda:", device, ": ", text_of(error));
 }
 
+int flops_per_clock(Capability capability, DType dtype) {
+  const int major = capability.major, minor = capability.minor;
+  const bool has_float8 = major == 9 || (major == 8 && minor == 9);
+  const int doubled = has_float8 && is_float8(dtype) ? 2 : 1;
+  if (major == 9) return 4096 * doubled;
+  if (major == 8) return (minor == 0 ? 2048 : 1024) * doubled;
+  return 0;
+}
+
+EngineLimits limits(DType dtype, int device) {
+  constexpr double kHertz = 1e3;             // both clocks are in kHz
+  constexpr double kBytesPerEdge = 2.0 / 8;  // of a line of the bus: two bits a clock
+  int sm_clock = 0, memory_clock = 0, bus_lines = 0;
+  Facts facts;
+  const bool answers =
+      look_up(device, &facts) == cudaSuccess &&
+      cudaDeviceGetAttribute(&sm_clock, cudaDevAttrClockRate, device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&bus_lines, cudaDevAttrGlobalMemoryBusWidth, device) == cudaSuccess;
+  if (!answers) {
+    cudaGetLastError();  // leave none behind for the caller's own CUDA code
+    return {};
+  }
+  return {.flops = kHertz * sm_clock * facts.num_sms * flops_per_clock(facts.capability(), dtype),
+          .bytes = kHertz * memory_clock * bus_lines * kBytesPerEdge};
+}
+
 Status finish(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   cudaGetLastError();  // leave none behind for the caller's own CUDA code

@@ -93,6 +93,12 @@ inline Status count_free_sms(const Problem& problem, int* count) {
   return {};
 }
 
+// Operations a clock of an SM's tensor cores: dense products, added in float32. 0: not known.
+int flops_per_clock(Capability capability, DType dtype);
+
+// At the highest clocks of the device's SMs and memory.
+EngineLimits limits(DType dtype, int device);
+
 // CUDA events as the clock of an engine's streams.
 extern const EngineClock kClock;
 
