@@ -61,6 +61,13 @@ def keep_lists(mask, keep=True):
     mask: a BlockMask of torch tensors. Returns it.
     keep: False lets go of those that are kept, and makes lists in each call.
     """
+    if not isinstance(mask, tuple) or len(mask) != 2:
+        raise InvalidArgument(
+            f"mask: expected a BlockMask, such as fa3.masks.from_torch makes of torch's, got a "
+            f"{type(mask).__name__}"
+        )
+    if not isinstance(keep, bool):
+        raise InvalidArgument(f"keep: expected True or False, got {keep!r}")
     _native.keep_block_lists_of(*mask, keep)
     return mask
 

@@ -24,6 +24,7 @@ if Version(transformers.__version__).release < (4, 57):
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from fa3.errors import InvalidArgument
 from fa3.hf import flash, flex, tables
 from fa3.hf.attention import attention_forward
 from fa3.hf.mask import attention_mask
@@ -33,6 +34,8 @@ VERSION = Version(transformers.__version__).release
 
 
 def register(name: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"name: expected an attn_implementation, a text, got {name!r}")
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
 

@@ -14,7 +14,7 @@ import warnings
 import torch
 from torch.nn import attention as registry
 
-from fa3.errors import Error, Unsupported
+from fa3.errors import Error, InvalidArgument, Unsupported
 from fa3.torch import multi_head
 from fa3.torch.aten_kernels import BACKWARDS, KERNELS, WITH_DROPOUT, WITH_MASK, Refused
 
@@ -43,8 +43,13 @@ def enable_sdpa(name=NAME):
             does: they find it active, and it is fa3.
 
     Raises:
+        fa3.InvalidArgument: a name that is no text.
         fa3.Unsupported: a torch without this registry.
     """
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(
+            f"name: expected a name for torch's registry, such as 'fa3' or 'FA3', got {name!r}"
+        )
     if not register():
         raise Unsupported(
             "enable_sdpa: expected a torch with torch.nn.attention.register_flash_attention_impl, "

@@ -191,3 +191,9 @@ def test_a_mask_that_is_not_boolean_is_refused():
         masks.from_dense(np.zeros((1, 1, 3, 3)))
     with pytest.raises(fa3.InvalidArgument, match="64 or 128"):
         masks.from_block_map(np.zeros((1, 1, 3, 3), bool), block=32)
+
+
+@pytest.mark.parametrize("arguments", [(3,), (None,), ((1, 2, 3),), ((None, None), "yes")], ids=str)
+def test_lists_of_what_is_no_mask_are_refused(arguments):
+    with pytest.raises(fa3.InvalidArgument, match="(mask|keep): expected"):
+        fa3.masks.keep_lists(*arguments)

@@ -386,3 +386,9 @@ def test_an_old_transformers_is_an_import_error(monkeypatch):
     monkeypatch.delitem(sys.modules, "fa3.hf")
     with pytest.raises(ImportError, match=r"expected Transformers 4.57 or later, got 4.56.2"):
         importlib.import_module("fa3.hf")
+
+
+@pytest.mark.parametrize("name", [3, None, ""])
+def test_a_name_that_is_no_text_is_not_registered(name):
+    with pytest.raises(fa3.InvalidArgument, match="name: expected an attn_implementation"):
+        hf.register(name)

@@ -270,3 +270,9 @@ def test_compiled_jax_programs_are_counted_too():
 
 def test_the_text_of_the_library_is_json():
     assert isinstance(json.loads(fa3._native.monitor_text()), list)
+
+
+@pytest.mark.parametrize("seconds, write", [("3", print), (None, print), (0, print), (1, 3)])
+def test_an_interval_and_a_writer_that_are_none_are_refused(seconds, write):
+    with pytest.raises(fa3.InvalidArgument, match="(seconds|write): expected"):
+        monitor.log_every(seconds, write)

@@ -290,3 +290,13 @@ def test_pages_without_their_lengths_stay_with_torch(on_cpu):
         lambda: varlen.varlen_attn(q, pages, pages, cu, cu, 3, 16, block_table=table),
         "block_table without seqused_k",
     )
+
+
+@pytest.mark.parametrize("name", [3, None, "", ["FA3"]])
+def test_a_name_that_is_no_text_is_refused_and_changes_nothing(name):
+    for switch_on in (front.enable_sdpa, lambda name: front.sdpa(name).__enter__()):
+        with pytest.raises(fa3.InvalidArgument, match="name: expected a name for torch's registry"):
+            switch_on(name)
+    with front.sdpa():
+        assert switch.active() == "fa3"
+    assert switch.active() is None
