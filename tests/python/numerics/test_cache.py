@@ -422,3 +422,12 @@ def test_lengths_and_tables_of_64_bits_are_those_of_32(device):
     for cache, kind in zip(caches, (torch.int64, torch.int32), strict=True):
         fa3.append(*cache, *new, seqused=numbers(USED, device).to(kind))
     same(*caches)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (30, 5)}], ids=str)
+def test_a_batch_that_shares_its_keys_may_name_their_entry(device, options):
+    """An expanded entry has no tensor map on Hopper; batch_index names it without a copy."""
+    q, k, v = tensors(device, (3, 20, 4, 64), (1, 150, 2, 64), (1, 150, 2, 64))
+    expanded = fa3.attention(q, k.expand(3, -1, -1, -1), v.expand(3, -1, -1, -1), **options)
+    named = fa3.attention(q, k, v, batch_index=numbers([0, 0, 0], device), **options)
+    same_up_to_tiles([named], [expanded])

@@ -22,8 +22,9 @@ uint64_t stride_bytes(int64_t extent, int64_t stride, int element_bytes) {
 }
 
 // A stride of 0, as expand() makes it, is none of a tensor map's: CUDA asks for strides that are no
-// smaller than their extents. Heads that share one key head come as grouped heads instead; a batch
-// that shares its keys has no such form, and the ampere engine reads any strides.
+// smaller than their extents. Heads that share one key head come as grouped heads instead, and a
+// caller may name the entry of a batch that shares its keys by batch_index. The ampere engine reads
+// any strides.
 bool encodable(int64_t extent, int64_t stride, int element_bytes) {
   const int64_t bytes = stride * element_bytes;
   return extent <= 1 || (bytes > 0 && bytes < kMaxStride && bytes % kStrideAlignment == 0);
@@ -58,6 +59,10 @@ void* rows_before(void* data, uint64_t bytes) {
 const char* tensor_map_obstacle(const TensorSpan& t) {
   if (reinterpret_cast<uintptr_t>(t.data) % kStrideAlignment != 0) {
     return "address is not a multiple of 16 bytes";
+  }
+  if (t.batches > 1 && t.batch_stride == 0) {
+    return "strides must be positive multiples of 16 bytes; the batch shares one entry (stride 0): "
+           "copy it, or pass that entry of k and v with batch_index of zeros";
   }
   if (!encodable(t.rows, t.row_stride, t.element_bytes) ||
       !encodable(t.heads, t.head_stride, t.element_bytes) ||
