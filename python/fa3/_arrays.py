@@ -122,13 +122,13 @@ def numpy_view(array, name):
     dtype, itemsize = array.dtype, array.itemsize
     if not dtype.isnative:
         raise InvalidArgument(f"{name}: expected native byte order, got {dtype!r}; convert it")
-    if any(step % itemsize for step in array.strides):
+    if not array.flags.c_contiguous and any(step % itemsize for step in array.strides):
         raise InvalidArgument(
             f"{name}: expected strides that are multiples of the {itemsize} bytes of {dtype}, got "
             f"{array.strides}; copy it"
         )
     address = array.__array_interface__["data"][0]
-    strides = tuple(step // itemsize for step in array.strides)
+    strides = tuple([step // itemsize for step in array.strides])
     return address, type_name(dtype), CPU, 0, array.shape, strides, array  # kept while it is used
 
 
@@ -153,6 +153,8 @@ def numpy_type(name):
 
 def type_of(array):
     """The name of an array's element type: float16, float8_e4m3fn, ..."""
+    if isinstance(array, np.ndarray):
+        return type_name(array.dtype)
     return str(getattr(array, "dtype", None)).removeprefix("torch.")
 
 

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose layers Transformers takes from a table of classes: Falcon, GPT-J, GPT-Neo, ...
+"""Models whose layers ask for no function of attention.
 
-No function can be registered for them. A table is replaced before a model of its module is made, so
-that a name of fa3 raises fa3.Unsupported with a way to fa3 where a dict raises KeyError.
+Transformers takes those of Falcon, GPT-J, GPT-Neo, ... from a table of classes. The table is
+replaced before a model of its module is made, so that a name of fa3 raises fa3.Unsupported with a
+way to fa3 where a dict raises KeyError. Layers of XGLM, LED, MPT, ... compute attention themselves:
+a warning says so.
 """
 
 import functools
 import sys
+import warnings
 
 from transformers import PreTrainedModel
 
@@ -46,6 +49,7 @@ def watch(names):
     def checked(self, attn_implementation, *arguments, **keywords):
         if attn_implementation in names:
             replace_tables(type(self), attn_implementation)
+            warn_of_own_attention(type(self), attn_implementation)
         return check(self, attn_implementation, *arguments, **keywords)
 
     PreTrainedModel._check_and_adjust_attn_implementation = checked
@@ -60,3 +64,20 @@ def replace_tables(model, name):
         if is_flash and not hasattr(module, "_flash_attention_forward"):  # flash_attn is not here
             refuse(name, table, classes)
         setattr(module, table, Table(classes, table))
+
+
+def warn_of_own_attention(model, name):
+    """Where the model's module has attention, and asks for no function and no table of classes."""
+    module = sys.modules[model.__module__]
+    names = vars(module)
+    asks = "ALL_ATTENTION_FUNCTIONS" in names or any(x.endswith(ENDING) for x in names)
+    has_attention = any(
+        "Attention" in x and getattr(value, "__module__", None) == module.__name__
+        for x, value in names.items()
+    )
+    if has_attention and not asks:
+        warnings.warn(
+            f'attn_implementation="{name}": layers of {model.__name__} compute attention '
+            "themselves, so fa3 is not called; only their mask follows the name",
+            stacklevel=2,
+        )

@@ -3,6 +3,8 @@
 whose masks or scores "fa3" refuses; masks of the caller's own; gradients of what is added.
 """
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -52,6 +54,20 @@ def test_fa3_flex_equals_eager_or_says_why_not(calls, family, name, call):
     assert bool(calls) == (name not in OWN_ATTENTION)
     scale = expected.abs().max().item()
     torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6 * scale)
+
+
+ONE_OF_EACH = [(family, next(iter(models))) for family, (models, _) in hf_models.CALLS.items()]
+OTHERS = [("own mask", name) for name in [*hf_models.OWN_MASK][1:] if name != "git"]
+
+
+@pytest.mark.parametrize("family, name", ONE_OF_EACH + OTHERS)
+def test_a_model_that_never_calls_fa3_says_so(family, name):
+    made = hf_models.model(family, name)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        type(made)._from_config(made.config, attn_implementation=NAME)
+    sentence = "compute attention themselves, so fa3 is not called"
+    assert any(sentence in str(x.message) for x in said) == (name in OWN_ATTENTION)
 
 
 class Layer:
