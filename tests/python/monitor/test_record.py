@@ -61,6 +61,23 @@ def test_a_line_has_tensors_unusual_strides_options_engine_and_kernel():
     assert second.endswith(" cpu: failed: " + done.stdout.strip())
 
 
+def test_both_passes_over_latent_rows_have_lines():
+    pytest.importorskip("torch", reason="torch is not installed")
+    program = """
+    import torch, fa3
+    q = torch.ones(2, 3, 512, requires_grad=True)
+    indices = torch.zeros(2, 4, dtype=torch.int32)
+    fa3.mla.sparse_attention(q, torch.ones(5, 512), indices, scale=0.5).sum().backward()
+    """
+    forward, backward = run(program, FA3_LOG="call").stderr.splitlines()
+    assert forward.startswith("fa3: mla q=float32[2,3,512] cache=float32[1,5,512]")
+    assert backward == (
+        "fa3: mla_backward q=float32[2,3,512] cache=float32[1,5,512] indices=int32[2,4] "
+        "o=float32[2,3,512] lse=float32[3,2] d_o=float32[2,3,512] dq=float32[2,3,512] "
+        "d_cache=float32[1,5,512] scale=0.5 cpu -> cpu: tiled backward, latent rows read as floats"
+    )
+
+
 def test_level_error_writes_failed_calls_alone():
     done = run(TWO_CALLS, FA3_LOG="error")
     (line,) = done.stderr.splitlines()
