@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loader's warpgroup for rows of bytes (Group128). A thread copies 16 bytes at a time to a
-// queue of its own in shared memory, and later turns what has arrived into bf16 in the ring: no
-// thread waits for another's copies. e4m3 becomes bf16 exactly, without its scale, which the
+// The loader's warpgroup for rows of bytes (Group128), or two. A thread copies 16 bytes at a time
+// to a queue of its own in shared memory, and later turns what has arrived into bf16 in the ring:
+// no thread waits for another's copies. e4m3 becomes bf16 exactly, without its scale, which the
 // consumer multiplies scores and weights by: no product of K or V is rounded, whatever the scale.
 //
 // Units: a block's slabs of values, then its rope channels in two halves. Four neighbouring threads
-// have 64 channels of a key, so a thread has two keys of a block. Next: latent_rows.cuh.
+// have 64 channels of a key, so a thread has two keys of a block, or one. Next: latent_rows.cuh.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
@@ -18,19 +18,12 @@
 
 namespace fa3::hopper {
 
-// Bytes of x, and of zero from selector 4 on.
-__device__ __forceinline__ uint32_t permuted(uint32_t x, uint32_t selectors) {
-  uint32_t bytes;
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(bytes) : "r"(x), "r"(selectors));
-  return bytes;
-}
-
 // Four e4m3 as bf16, 2^120 times too small: sign, exponent and mantissa as they are. Both NaN
 // become numbers here.
 struct RawBf16 {
   uint32_t low, high;
   __device__ __forceinline__ explicit RawBf16(uint32_t four)
-      : low(moved(permuted(four, 0x1404))), high(moved(permuted(four, 0x3424))) {}
+      : low(moved(__byte_perm(four, 0, 0x1404))), high(moved(__byte_perm(four, 0, 0x3424))) {}
 
  private:
   static __device__ __forceinline__ uint32_t moved(uint32_t upper) {
@@ -40,7 +33,7 @@ struct RawBf16 {
 
 // Which of four e4m3 are NaN: the upper bit of each.
 __device__ __forceinline__ uint32_t nan_bits(uint32_t four) {
-  return (four & 0x7f7f7f7fu) + 0x01010101u & 0x80808080u;
+  return ((four & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
 }
 
 // Eight e4m3 as bf16, exactly.
@@ -87,7 +80,7 @@ class LatentByteLoader {
       bool exist[kOwn];
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        const auto place = keys_.place_of(tile, block, i, slots[i]);
+        const auto place = keys_.place_of(block, i, slots[i]);
         rows[i] = place.latent, exist[i] = place.exists;
       }
       if (block + 1 < segment.end) keys_.look_up(tile, block + 1, slots);
@@ -110,10 +103,15 @@ class LatentByteLoader {
 
  private:
   static constexpr int kThreadsOfKey = 4;
-  static constexpr int kKeysAtOnce = kWarpgroupSize / kThreadsOfKey;
+  static constexpr int kKeysAtOnce = C.loader_threads() / kThreadsOfKey;
   static constexpr int kOwn = kLatentBlockKeys / kKeysAtOnce;  // keys, and copies of a unit
-  static_assert(kOwn == 2);
-  static constexpr int kCopyDistance = kWarpgroupSize * tile::kChunkBytes;
+  static_assert(kOwn == 1 || kOwn == 2);
+  static constexpr int kCopyDistance = C.loader_threads() * tile::kChunkBytes;
+
+  // Of a key's rope channels, copy i of a half: a half of the thread's keys, or of its one key.
+  __device__ __forceinline__ int rope_chunk(int half, int i) const {
+    return chunk_ + (kOwn == 2 ? i : half) * kThreadsOfKey;
+  }
 
   __device__ __forceinline__ void copy(const std::byte* const (&rows)[kOwn],
                                        const bool (&exist)[kOwn], int unit) {
@@ -124,9 +122,9 @@ class LatentByteLoader {
       const std::byte* from = rows[i] + unit * kSlabChannels + chunk_ * tile::kChunkBytes;
       bool exists = exist[i];
       if (half >= 0) {
-        const std::byte* const row = half == 0 ? rows[0] : rows[1];
-        from = row + Group128::kRopeOffset + (chunk_ + i * kThreadsOfKey) * tile::kChunkBytes;
-        exists = half == 0 ? exist[0] : exist[1];
+        const std::byte* const row = half == 0 ? rows[0] : rows[kOwn - 1];
+        from = row + Group128::kRopeOffset + rope_chunk(half, i) * tile::kChunkBytes;
+        exists = half == 0 ? exist[0] : exist[kOwn - 1];
       }
       ptx::cp_async_16(to + uint32_t(i * kCopyDistance), from, exists);
     }
@@ -183,9 +181,9 @@ class LatentByteLoader {
       }
     } else {
       if (half == 0) pipeline_.wait_empty(at_);
-      const int key = keys_.first() + half * kKeysAtOnce;
-      store(key, chunk_, read[0]);
-      store(key, chunk_ + kThreadsOfKey, read[1]);
+      const int key = keys_.first() + half * (kOwn - 1) * kKeysAtOnce;
+      store(key, rope_chunk(half, 0), read[0]);
+      if constexpr (kOwn == 2) store(key, rope_chunk(half, 1), read[1]);
     }
     if (half != 0) {
       ptx::fence_proxy_async();

@@ -40,31 +40,41 @@ struct LatentSmem {
   alignas(16) unsigned char scales[C.scale_bytes() + 16];
   typename LoaderOf<C>::Type::Smem loader;
   PipelineBarriers<C.stages()> barriers;
-  SegmentSmem segments;
+  typename LatentSegments<C.threads()>::Smem segments;
+};
+
+// Registers of a thread, where the consumer takes some of two loaders': a launch of 384 threads has
+// 504 for one of each warpgroup, and who asks for more waits for ever.
+struct LatentRegisters {
+  static constexpr int kAll = 504, kLoader = 128, kConsumer = kAll - 2 * kLoader;
 };
 
 template <LatentShape C>
-__global__ void __launch_bounds__(2 * kWarpgroupSize, 1)
+__global__ void __launch_bounds__(C.threads(), 1)
     latent_kernel(const __grid_constant__ LatentParams params) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
   auto& smem = *reinterpret_cast<LatentSmem<C>*>(raw_smem);
   const Pipeline<C.stages()> pipeline{ptx::cvta_to_shared(&smem.barriers)};
   if (threadIdx.x == 0) {
     constexpr int kWarpArrivals = kWarpsPerWarpgroup * ptx::kArrivalsOfWarp;
-    pipeline.init(kWarpArrivals, C.is_group128 ? kWarpArrivals : kWarpgroupSize);
+    pipeline.init(kWarpArrivals,
+                  C.is_group128 ? C.loader_warpgroups * kWarpArrivals : kWarpgroupSize);
     ptx::fence_mbarrier_init();
   }
   ptx::griddepcontrol_wait();  // the kernel before may still be running
   ptx::griddepcontrol_launch_dependents();
-  LatentSegments segments(params, smem.segments);  // ends with a barrier of all threads
+  LatentSegments<C.threads()> segments(params, smem.segments);  // ends with a barrier of all
   const int rank = int(blockIdx.x) % params.team_ctas;
   const uint32_t stages = ptx::cvta_to_shared(smem.stages);
   const int warpgroup = int(uniform(threadIdx.x / kWarpgroupSize));
   const int thread = int(threadIdx.x) % kWarpgroupSize;
   const uint32_t scales = ptx::cvta_to_shared(smem.scales);
   LatentSegment segment;
-  if (warpgroup == 0) {
-    typename LoaderOf<C>::Type loader(params, pipeline, stages, smem.loader, scales, thread);
+  constexpr bool kTwoLoaders = C.loader_warpgroups == 2;
+  if (warpgroup / C.loader_warpgroups == 0) {
+    if constexpr (kTwoLoaders) ptx::setmaxnreg_dec<LatentRegisters::kLoader>();
+    typename LoaderOf<C>::Type loader(params, pipeline, stages, smem.loader, scales,
+                                      kTwoLoaders ? int(threadIdx.x) : thread);
     while (segments.next(segment)) {
       const LatentTile tile = latent_tile(params, segment.tile);
       if (tile.first_row + rank * C.rows < tile.rows) loader.load(tile, segment);
@@ -72,6 +82,7 @@ __global__ void __launch_bounds__(2 * kWarpgroupSize, 1)
     loader.finish();
     return;
   }
+  if constexpr (kTwoLoaders) ptx::setmaxnreg_inc<LatentRegisters::kConsumer>();
   LatentRows<C> rows(params, smem.rows, pipeline, stages, scales, thread);
   while (segments.next(segment)) {
     const LatentTile tile = latent_tile(params, segment.tile);

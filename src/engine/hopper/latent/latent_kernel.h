@@ -8,10 +8,9 @@
 
 namespace fa3::hopper {
 
-inline constexpr int kLatentThreads = 256;
-
 struct LatentKernel {
   const void* function = nullptr;
+  int threads = 0;
   int smem_bytes = 0;
 };
 

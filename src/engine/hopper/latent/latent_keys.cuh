@@ -36,8 +36,7 @@ class LatentKeys {
     }
   }
 
-  __device__ __forceinline__ Place place_of(const LatentTile& tile, int block, int i,
-                                            int slot) const {
+  __device__ __forceinline__ Place place_of(int block, int i, int slot) const {
     const LatentCache& cache = params_.problem.keys.cache;
     const bool sparse = params_.problem.sparse;
     const int of = sparse ? slot : number_of(block, i);

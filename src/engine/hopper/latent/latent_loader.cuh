@@ -36,7 +36,7 @@ class LatentLoader {
     for (int block = segment.first; block < segment.end; ++block) {
       typename Keys::Place places[kOwn];
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) places[i] = keys_.place_of(tile, block, i, slots[i]);
+      for (int i = 0; i < kOwn; ++i) places[i] = keys_.place_of(block, i, slots[i]);
       // One block ahead: an entry of the table takes as long as a row.
       if (block + 1 < segment.end) keys_.look_up(tile, block + 1, slots);
 #pragma unroll 1

@@ -6,15 +6,16 @@
 
 namespace fa3::hopper {
 
-struct SegmentSmem {
-  int ends[kMostStreamTiles];  // stream: the sum of blocks of tiles 0 to i
-  int warps[2 * kWarpsPerWarpgroup];
-};
-
+template <int Threads>
 class LatentSegments {
  public:
+  struct Smem {
+    int ends[kMostStreamTiles];  // stream: the sum of blocks of tiles 0 to i
+    int warps[Threads / kWarpSize];
+  };
+
   // By all threads of the CTA.
-  __device__ __forceinline__ LatentSegments(const LatentParams& params, SegmentSmem& smem)
+  __device__ __forceinline__ LatentSegments(const LatentParams& params, Smem& smem)
       : params_(params), smem_(smem), team_(int(blockIdx.x) / params.team_ctas) {
     if (params.splits == 0) {
       add_up();
@@ -52,8 +53,10 @@ class LatentSegments {
 
  private:
   __device__ __forceinline__ void add_up() {
-    constexpr int kThreads = 2 * kWarpgroupSize, kOwn = kMostStreamTiles / kThreads;
+    constexpr int kOwn = 4;
+    static_assert(kMostStreamTiles <= kOwn * Threads);
     const int first = int(threadIdx.x) * kOwn;
+    const bool adds = Threads * kOwn == kMostStreamTiles || first < kMostStreamTiles;
     int own[kOwn], sum = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -73,12 +76,14 @@ class LatentSegments {
     before -= sum;
     for (int w = 0; w < warp; ++w) before += smem_.warps[w];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) smem_.ends[first + i] = before + own[i];
+    for (int i = 0; i < kOwn; ++i) {
+      if (adds) smem_.ends[first + i] = before + own[i];
+    }
     __syncthreads();
   }
 
   const LatentParams& params_;
-  SegmentSmem& smem_;
+  Smem& smem_;
   const int team_;
   int tile_ = 0;
   int at_ = 0, end_ = 0;  // units of the stream, or parts

@@ -18,17 +18,20 @@ struct Group128 {
   static constexpr int kSlabsOfGroup = kValueSlabs / kGroups;
   static constexpr int kScaleBytes = kGroups * int(sizeof(float));  // of a key
   static constexpr int kScaleSlots = 8;  // blocks (latent_byte_loader.cuh)
-  // Bytes of raw rows that all threads of the loader copy at once, in two copies each: a slab of
-  // values, or half a slab of rope channels.
-  static constexpr int kUnitBytes = 2 * kWarpgroupSize * 16;
+  // Bytes of raw rows that all threads of the loader copy at once: a slab of values, or half a slab
+  // of rope channels.
+  static constexpr int kUnitBytes = kLatentBlockKeys * kSlabChannels;
 };
 
 struct LatentShape {
   int rows;      // query rows of a CTA: 16 or 32
   int head_dim;  // 576 or 512
   Element element;
-  bool is_group128 = false;  // else rows of the element
+  bool is_group128 = false;   // else rows of the element
+  int loader_warpgroups = 1;  // two at most, and one for rows of the element
 
+  FA3_HD constexpr int loader_threads() const { return loader_warpgroups * kWarpgroupSize; }
+  FA3_HD constexpr int threads() const { return loader_threads() + kWarpgroupSize; }
   FA3_HD constexpr int slabs() const { return head_dim / kSlabChannels; }
   FA3_HD constexpr int slab_of_q_bytes() const { return rows * kSlabChannels * 2; }
   // P, and with scales P times the scales of each group.
@@ -51,7 +54,8 @@ struct LatentShape {
   FA3_HD constexpr int block_stages() const { return slabs() / stage_slabs(); }
   // The ring holds a block, or more where one is converted while another is computed.
   FA3_HD constexpr int stages() const {
-    return is_group128 ? slabs() + (rows == 16 ? 3 : 2) : ring_bytes() / stage_bytes();
+    return is_group128 ? slabs() + (rows == 16 ? 3 : 2) * loader_warpgroups
+                       : ring_bytes() / stage_bytes();
   }
   // Units of raw rows on their way.
   FA3_HD constexpr int raw_units() const {

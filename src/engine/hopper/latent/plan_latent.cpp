@@ -156,8 +156,9 @@ Status run_mla(const MlaProblem& problem, const Plan& plan, void* workspace, voi
   cudaError_t error = scope.error();
   const auto on = static_cast<cudaStream_t>(stream);
   if (error == cudaSuccess) {
-    error = cuda::launch(decided.kernel.function, dim3(unsigned(decided.ctas)), kLatentThreads,
-                         decided.kernel.smem_bytes, &params, {.pdl = true}, on);
+    const LatentKernel& kernel = decided.kernel;
+    error = cuda::launch(kernel.function, dim3(unsigned(decided.ctas)), kernel.threads,
+                         kernel.smem_bytes, &params, {.pdl = true}, on);
   }
   if (error == cudaSuccess && decided.combines) error = combine_latent(params, on);
   return cuda::finish(error, "hopper mla");

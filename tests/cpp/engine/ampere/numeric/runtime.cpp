@@ -22,13 +22,13 @@ std::string error;
 
 void run(const Kernel& kernel, const cudaLaunchConfig_t& config, void* params) {
   const int warps = int(config.blockDim.x) / kLanes;
-  for (unsigned cta = 0; cta < config.gridDim.x && error.empty(); ++cta) {
+  const dim3 grid = config.gridDim;
+  for (unsigned cta = 0; cta < grid.x * grid.y && error.empty(); ++cta) {
     ++launch_setting.seed;
     launch_setting.buffers = kernel.buffers;
-    error =
-        run_ctas(launch_setting, warps, {.grid = {config.gridDim.x, 1, 1}, .first = int(cta)}, [&] {
-          kernel.call(params);
-        }).error;
+    error = run_ctas(launch_setting, warps, {.grid = grid, .first = int(cta)}, [&] {
+              kernel.call(params);
+            }).error;
   }
 }
 

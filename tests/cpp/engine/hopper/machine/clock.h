@@ -15,7 +15,7 @@
 namespace fa3::machine {
 
 // Threads of a CTA; and how many CTAs run beside each other.
-inline constexpr int kMostThreads = kAllLanes ? 8 * kLanes : 16;
+inline constexpr int kMostThreads = kAllLanes ? FA3_MODEL_WARPS * kLanes : 16;
 inline constexpr int kMostBarriers = kAllLanes ? 104 : 112;
 inline constexpr int kMostCtas = 4;
 

@@ -34,7 +34,7 @@ const std::array<uint64_t, kLanes>& exchange(const char* instruction, uint64_t m
 
 }  // namespace fa3::machine
 
-extern fa3::machine::Index threadIdx, blockIdx, gridDim;
+extern fa3::machine::Index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace fa3::machine {
 

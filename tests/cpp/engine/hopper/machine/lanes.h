@@ -8,6 +8,9 @@
 #ifndef FA3_MODEL_LANES
 #define FA3_MODEL_LANES 1
 #endif
+#ifndef FA3_MODEL_WARPS  // of a CTA, at most, where all lanes are modelled
+#define FA3_MODEL_WARPS 8
+#endif
 
 namespace fa3::machine {
 

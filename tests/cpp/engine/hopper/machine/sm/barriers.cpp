@@ -27,7 +27,7 @@ Barrier& Barriers::at(uint32_t address) {
 void Barriers::arrive(uint32_t address, int64_t bytes) {
   Block& block = here();
   block.scheduler.yield();
-  if (block.faults.forgets_arrival(address, block.thread())) return;
+  if (block.faults.forgets_arrival(address, block.warp())) return;
   Barrier& b = at(address);
   b.telling.learn(block.clock());
   block.clock().tick(block.actor());

@@ -36,6 +36,9 @@ struct Block {
   int actor() const { return actor_of_thread(cta, thread()); }
   Clock& clock() { return clocks[size_t(thread())]; }
   Accessor accessor() { return {thread(), cta, clock()}; }
+  // Products are a warp's: they count as those of its lane 0.
+  int leader() const { return warp() * kLanes; }
+  Accessor accessor_of_warp() { return {leader(), cta, clocks[size_t(leader())]}; }
   // In the memory of another CTA.
   Accessor accessor_in(const Block& other) { return {thread(), other.cta, clock()}; }
   void require_kernel_before_ended() const;

@@ -75,12 +75,20 @@ void ThreadCopies::begin(Copy copy) {
 void ThreadCopies::arrive(uint32_t barrier) {
   Block& block = here();
   block.scheduler.yield();
-  for (const Copy& copy : open_) {
-    block.memory.tell_arrival(copy.smem, block.barriers.end_of_phase(barrier));
-  }
+  const auto tell = [&block, barrier, thread = block.thread()](const std::vector<Copy>& group) {
+    for (const Copy& copy : group) {
+      block.memory.tell_arrival(thread, copy.smem, block.barriers.end_of_phase(barrier));
+    }
+  };
+  tell(open_);
   ++groups_in_flight_;
-  block.scheduler.later([this, &block, barrier, group = std::move(open_)] {
-    for (const Copy& copy : group) block.memory.end_thread_copy(copy.smem, copy.content);
+  block.scheduler.later([this, &block, barrier, tell, group = std::move(open_)] {
+    tell(group);  // in a later phase, if that one did not wait for them
+    for (const Copy& copy : group) {
+      if (!kAllLanes) block.memory.end_thread_copy(copy.smem, copy.content);
+      if (kAllLanes) block.memory.end_told_copy(copy.smem);
+      std::copy(copy.bytes.begin(), copy.bytes.end(), block.smem->bytes + copy.smem - kSmemBase);
+    }
     --groups_in_flight_;
     block.barriers.copies_arrived(barrier);
   });

@@ -333,14 +333,14 @@ void wait_for_arrival(int pending) {
 
 void multiply(float* d, int count, const Operand& a, const Operand& b, bool adds) {
   here().scheduler.yield();
-  here().products[size_t(here().thread())].multiply(d, count, a, b, adds);
+  here().products[size_t(here().leader())].multiply(d, count, a, b, adds);
 }
 void commit_products() {
-  here().products[size_t(here().thread())].commit();
+  here().products[size_t(here().leader())].commit();
 }
 void wait_for_products(int pending) {
   here().scheduler.yield();
-  here().products[size_t(here().thread())].wait(pending);
+  here().products[size_t(here().leader())].wait(pending);
 }
 
 }  // namespace fa3::machine

@@ -121,6 +121,7 @@ void Block::require_made(const Content& read) const {
 Outcome run_ctas(const Setting& setting, int warps, const Ctas& ctas,
                  const std::function<void()>& body) {
   gridDim = {ctas.grid.x, ctas.grid.y, ctas.grid.z};
+  blockDim = {unsigned(warps * kThreadsPerWarp), 1, 1};
   Outcome outcome;
   try {
     Running run(setting, warps, ctas, body);

@@ -170,14 +170,22 @@ void Memory::end_own_copy(const Accessor& by, uint32_t address, const Content& c
   constexpr uint32_t kNarrowestRow = 64;
   Piece& split = at(address);
   --split.own_copies;
-  split.stored[size_t(by.thread)] = {.time = by.now().time};
+  stored_by(by, &split, kWhole);
+  split.copier = -1;
   split.filled = true;
   split.fillings = {};
   if (address - split.begin < kNarrowestRow) split.content = content;  // of its first row
 }
 
-void Memory::tell_arrival(uint32_t address, Moment arrival) {
+void Memory::tell_arrival(int thread, uint32_t address, Moment arrival) {
   at(address).arrival = arrival;
+  at(address).copier = thread;
+}
+
+void Memory::end_told_copy(uint32_t address) {
+  Piece& split = at(address);
+  --split.own_copies;
+  split.filled = true;
 }
 
 void Memory::end_thread_copy(uint32_t address, Content content) {

@@ -42,12 +42,14 @@ class Memory {
   // A copy by threads, whose first lane copies to this address: counts for its split. Over when the
   // arrival is known that tell_arrival() names; end_thread_copy: the bytes are there.
   void begin_thread_copy(const Accessor& by, uint32_t address);
-  void tell_arrival(uint32_t address, Moment arrival);
+  void tell_arrival(int thread, uint32_t address, Moment arrival);
   void end_thread_copy(uint32_t address, Content content);
 
-  // A copy of a lane whose own wait makes the bytes known, as its stores are.
+  // A copy of a lane. Its own wait makes the bytes known, as its stores are; or an arrival that
+  // tell_arrival() names, and then end_told_copy: the bytes are there.
   void begin_own_copy(const Accessor& by, uint32_t address);
   void end_own_copy(const Accessor& by, uint32_t address, const Content& content);
+  void end_told_copy(uint32_t address);
 
   // An ordinary store or load: of a warp, it counts for the whole buffer that its first lane meets;
   // of a lane, for the 16 bytes around the address. Returns what lies there.

@@ -42,8 +42,9 @@ Content read_rows(uint32_t address, int rows, int row_bytes, HeldPieces* held) {
   const int bytes = rows * row_bytes;
   Content first;
   for (int offset = 0; offset < bytes; offset += int(kPieceBytes)) {
-    const Content& next = block.memory.begin_read(block.accessor(), address + uint32_t(offset),
-                                                  std::min(bytes - offset, int(kPieceBytes)), held);
+    const Content& next =
+        block.memory.begin_read(block.accessor_of_warp(), address + uint32_t(offset),
+                                std::min(bytes - offset, int(kPieceBytes)), held);
     if (offset == 0) first = next;
     const int row = first.tensor == nullptr ? first.row : first.row + offset / row_bytes;
     if (next.tensor != first.tensor || next.head != first.head || next.batch != first.batch ||
@@ -202,7 +203,7 @@ void Products::wait(int pending) {
   while (int(flying_.size()) > pending) {
     Group done = std::move(flying_.front());
     flying_.pop_front();
-    here().memory.end_reads(here().accessor(), &done.reads);
+    here().memory.end_reads(here().accessor_of_warp(), &done.reads);
     for (auto a = done.accumulators.begin(); a != done.accumulators.end(); ++a) {
       const bool goes_on =
           std::any_of(a + 1, done.accumulators.end(),

@@ -42,10 +42,10 @@ void Registers::increase(int registers) {
   int& mine = of_warp_[size_t(here().warp())];
   require_sensible(registers);
   if (registers < mine) fail("setmaxnreg.inc to ", registers, " from ", mine);
-  const int more = registers - mine;
-  here().scheduler.wait_until("registers: " + std::to_string(more) + " more for each thread",
-                              [this, more] { return free_ >= more; });
-  free_ -= more;
+  const auto more = [&mine, registers] { return registers - mine; };  // none, after another lane
+  here().scheduler.wait_until("registers: " + std::to_string(more()) + " more for each thread",
+                              [this, more] { return free_ >= more(); });
+  free_ -= more();
   mine = registers;
 }
 

@@ -7,7 +7,7 @@
 #include "failure.h"
 #include "sm/block.h"
 
-fa3::machine::Index threadIdx, blockIdx, gridDim;
+fa3::machine::Index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace fa3::machine {
 namespace {

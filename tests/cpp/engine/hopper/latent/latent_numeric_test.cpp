@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The latent kernels as they stand, computed on the host (latent_run.h) beside double precision: in
+// every form of a call, in many orders of their warps, and broken.
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include "latent_run.h"
+#include "many_orders.h"
+
+namespace fa3::hopper {
+namespace {
+
+using machine::Fault;
+using machine::Pace;
+using test::LatentCase;
+
+// The program of one loader runs all rows, that of two loaders those of 656 bytes.
+constexpr bool kHasTwoLoaders = FA3_LATENT_BYTE_LOADERS == 2;
+
+template <bool IsGroup128, Element E>
+void add_kernels() {
+  constexpr int kLoaders = IsGroup128 ? FA3_LATENT_BYTE_LOADERS : 1;
+  add_latent_kernel<LatentShape{16, 576, E, IsGroup128, kLoaders}>();
+  add_latent_kernel<LatentShape{16, 512, E, IsGroup128, kLoaders}>();
+  add_latent_kernel<LatentShape{32, 576, E, IsGroup128, kLoaders}>();
+  add_latent_kernel<LatentShape{32, 512, E, IsGroup128, kLoaders}>();
+}
+
+class Latent : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    // A CTA's model takes tens of megabytes, which the next one gets again.
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    add_kernels<false, Element::kBf16>();
+    add_kernels<false, Element::kFp16>();
+    add_kernels<true, Element::kBf16>();
+    machine::add_kernel(&combine_latent_kernel);
+  }
+  // Orders that a test has chosen end with it.
+  void TearDown() override { machine::launch_setting = before_; }
+
+  // With rows of 16 bits, then with those of 656 bytes.
+  static void expect_right(LatentCase c) {
+    for (const bool bytes : {false, true}) {
+      if (kHasTwoLoaders && !bytes) continue;
+      c.rows = bytes ? FA3_MLA_ROWS_GROUP128 : FA3_MLA_ROWS_LATENT;
+      if (bytes) c.dtype = FA3_BFLOAT16;
+      EXPECT_EQ(run_latent(c), "") << test::describe(c);
+      ++c.seed;
+    }
+  }
+
+ private:
+  const machine::Setting before_ = machine::launch_setting;
+};
+
+TEST_F(Latent, keys_end_anywhere_in_a_block) {
+  expect_right({.heads = 3, .keys = {1, 0, 63, 64, 65, 129}});
+  expect_right({.dtype = FA3_FLOAT16, .dim = 512, .heads = 17, .keys = {0, 130, 64}});
+}
+
+TEST_F(Latent, pages_have_any_size) {
+  for (const int64_t page_size : {1, 3, 53, 128}) {
+    expect_right({.tokens = 2, .heads = 5, .page_size = page_size, .keys = {90, 7}});
+  }
+  expect_right({.heads = 8, .page_size = 48, .keys = {90, 40}, .one_page = true});
+}
+
+TEST_F(Latent, causal_rows_see_different_keys) {
+  expect_right({.tokens = 7, .heads = 5, .keys = {70, 3, 0}, .causal = true});
+  expect_right({.tokens = 5, .heads = 16, .keys = {66}, .causal = true});  // three CTAs a team
+}
+
+TEST_F(Latent, packed_queries_leave_rows_to_nobody) {
+  expect_right({.heads = 6, .keys = {70, 9, 130}, .queries = {3, 0, 2}, .causal = true});
+}
+
+TEST_F(Latent, a_token_has_keys_of_its_own) {
+  expect_right({.tokens = 2, .heads = 9, .page_size = 16, .keys = {0, 0}, .top = 100});
+  expect_right({.heads = 20, .keys = {0, 0, 0}, .top = 65, .has_count = true, .sink = true});
+  expect_right({.heads = 2, .keys = {0}, .top = 0});
+}
+
+TEST_F(Latent, parts_of_a_tile_are_combined) {
+  LatentCase c{.tokens = 2, .heads = 7, .keys = {300, 0, 70}, .causal = true};
+  for (const int splits : {0, 2, 7}) {
+    c.num_splits = splits;
+    c.batch_invariant = splits == 7;
+    expect_right(c);
+  }
+}
+
+// Rows, LSE and maximum, sinks, queries and rows in two tensors, outputs of 16 bits.
+TEST_F(Latent, results_have_every_form) {
+  expect_right({.keys = {90, 0}, .query_apart = true, .wide_output = false, .sink = true});
+  expect_right({.heads = 33,
+                .keys = {90, 0},
+                .sink = true,
+                .lse_with_sink = false,
+                .infinite_empty_lse = true});
+  if (!kHasTwoLoaders) {
+    EXPECT_EQ(run_latent({.keys = {90}, .rope_apart = true, .spread = 30}), "");
+  }
+}
+
+// Two CTAs a team and parts of several blocks. Two loaders once hung here: their consumer asked for
+// more registers than the launch had.
+TEST_F(Latent, long_parts_of_large_pages_come_to_an_end) {
+  const LatentCase c{.rows = FA3_MLA_ROWS_GROUP128,
+                     .dim = 512,
+                     .tokens = 4,
+                     .page_size = 576,
+                     .keys = {900, 0, 2},
+                     .causal = true,
+                     .num_splits = 7,
+                     .spread = 4};
+  EXPECT_EQ(run_latent(c), "");
+}
+
+// ---- Orders ----
+
+constexpr int kConsumer = kHasTwoLoaders ? 8 : 4;  // its first warp
+const Pace kOrders[] = {
+    {.name = "often interrupted", .interruption = 0.5},
+    {.name = "slow copies", .engines = 0.02},
+    {.name = "slow loader", .weight = machine::slow<0, kConsumer - 1>},
+    {.name = "slow consumer", .weight = machine::slow<kConsumer, kConsumer + 3>},
+    {.name = "one slow loading warp", .weight = machine::slow<2, 2>},
+    {.name = "one slow consuming warp", .weight = machine::slow<kConsumer + 1, kConsumer + 1>},
+};
+
+// Every order, or every second one.
+template <class Action>
+void in_orders(const Action& action) {
+  for (size_t i = 0; i < std::size(kOrders); i += machine::by_effort(2, 1, 1)) {
+    SCOPED_TRACE(kOrders[i].name);
+    action(i, kOrders[i]);
+  }
+}
+
+// Several tiles a CTA, parts, and an empty one; or more blocks than the ring holds. Of the two,
+// each order takes one, or both.
+TEST_F(Latent, any_order_of_warps_is_right) {
+  const LatentCase cases[] = {
+      {.heads = 4, .keys = {200, 0, 64}, .num_splits = 2},
+      {.tokens = 3, .heads = 8, .keys = {270}, .causal = true, .num_splits = 1}};
+  in_orders([&](size_t i, const Pace& pace) {
+    machine::launch_setting.pace = pace;
+    expect_right(cases[i / 2 % 2]);
+    if (machine::by_effort(0, 0, 1) > 0) expect_right(cases[1 - i / 2 % 2]);
+  });
+}
+
+// ---- Broken protocols ----
+
+// Every order must be found out with one of these complaints.
+template <LatentShape C>
+void expect_found_in(Fault fault, const std::vector<std::string>& complaints, int barrier = 0) {
+  const LatentCase shape{.rows = C.is_group128 ? FA3_MLA_ROWS_GROUP128 : FA3_MLA_ROWS_LATENT,
+                         .keys = {300},
+                         .num_splits = 1};
+  in_orders([&](size_t, const Pace& pace) {
+    machine::launch_setting = {
+        .pace = pace, .fault = fault, .kv = stage_barriers<C>(), .barrier = barrier};
+    const std::string said = run_latent(shape);
+    const auto fits = [&](const std::string& c) { return said.starts_with(c); };
+    EXPECT_TRUE(std::ranges::any_of(complaints, fits)) << "said: '" << said << "'";
+  });
+}
+enum Kind { kOf16Bits, kOfBytes };
+template <Kind K>
+void expect_found(Fault fault, const std::vector<std::string>& complaints, int barrier = 0) {
+  constexpr int kLoaders = K == kOfBytes ? FA3_LATENT_BYTE_LOADERS : 1;
+  if (kHasTwoLoaders && kLoaders == 1) return;
+  constexpr LatentShape kShape{16, 576, Element::kBf16, K == kOfBytes, kLoaders};
+  expect_found_in<kShape>(fault, complaints, barrier);
+}
+class BrokenLatent : public Latent {};
+
+const std::string kPhases = "phases alias", kBarrier = "barrier", kDeadlock = "deadlock";
+
+TEST_F(BrokenLatent, a_stage_is_released_before_it_was_read) {
+  expect_found<kOf16Bits>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases, kDeadlock});
+  expect_found<kOfBytes>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases, kDeadlock});
+}
+TEST_F(BrokenLatent, a_stage_is_empty_before_the_last_warp_released_it) {
+  const std::vector<std::string> said{machine::kOverRead, machine::kUntold, kBarrier};
+  expect_found<kOf16Bits>(Fault::kOneArrivalTooFew, said);
+  expect_found<kOfBytes>(Fault::kOneArrivalTooFew, said);
+}
+TEST_F(BrokenLatent, one_release_is_forgotten) {
+  expect_found<kOf16Bits>(Fault::kLostRelease, {kDeadlock});
+  if (!kHasTwoLoaders) expect_found<kOfBytes>(Fault::kLostRelease, {kDeadlock});  // by warp 4
+}
+TEST_F(BrokenLatent, a_stage_is_full_before_the_last_copies) {
+  const std::vector<std::string> said{machine::kUnfilled, machine::kUntold, kBarrier, kPhases};
+  expect_found<kOf16Bits>(Fault::kOneCopierTooFew, said);
+  expect_found<kOfBytes>(Fault::kOneCopierTooFew, said);
+}
+TEST_F(BrokenLatent, the_loader_waits_for_the_other_phase) {
+  expect_found<kOf16Bits>(Fault::kProducerPhase, {kDeadlock});
+  expect_found<kOfBytes>(Fault::kProducerPhase, {kDeadlock});
+}
+TEST_F(BrokenLatent, the_consumer_waits_for_the_other_phase) {
+  const std::vector<std::string> said{machine::kUnfilled, machine::kUntold, kDeadlock};
+  expect_found<kOf16Bits>(Fault::kConsumerPhase, said);
+  expect_found<kOfBytes>(Fault::kConsumerPhase, said);
+}
+TEST_F(BrokenLatent, products_read_without_a_fence) {
+  expect_found<kOf16Bits>(Fault::kNoFence, {"no fence.proxy.async"});
+  expect_found<kOfBytes>(Fault::kNoFence, {"no fence.proxy.async"});
+}
+TEST_F(BrokenLatent, lanes_arrive_before_others_have_stored) {
+  expect_found<kOfBytes>(Fault::kNoSyncwarp,
+                         {machine::kUntold, machine::kUnfenced, machine::kUnfilled});
+}
+TEST_F(BrokenLatent, raw_rows_are_read_before_they_arrive) {
+  expect_found<kOfBytes>(Fault::kNoCopyWait, {machine::kUnfilled});
+}
+TEST_F(BrokenLatent, consuming_warps_do_not_meet) {
+  expect_found<kOf16Bits>(Fault::kNoNamedBarrier, {machine::kUnfilled, machine::kUntold},
+                          int(NamedBarrier::kRows));
+}
+
+}  // namespace
+}  // namespace fa3::hopper

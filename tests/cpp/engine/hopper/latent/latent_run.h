@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls of the latent kernels on the host, with numbers: through the engine's plan and launch, on
+// the fibres of the protocol model, a lane each. So one run shows what is computed, and who touches
+// shared memory when. CTAs run one after the other: none of them waits for another.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "api/describe/describe_mla.h"
+#include "api/dropout_mask.h"
+#include "engine/cuda/host/device.h"
+#include "engine/hopper/latent/latent_kernel.cu"
+#include "engine/hopper/latent/plan_latent.h"
+#include "plan/default_engine.h"
+#include "runtime.h"
+#include "support/latent/latent_call.h"
+
+#undef __shared__
+#define __shared__ static  // CTAs come one after the other
+#include "engine/hopper/latent/combine_latent.cu"
+
+// The parts of the library that describe() asks, and that have nothing to say here.
+void fa3_mla_forward_params_init_sized(fa3_mla_forward_params* params, size_t size) {
+  *params = {.struct_size = size, .scale = FA3_SCALE_AUTO, .lse_with_sink = 1};
+}
+namespace fa3 {
+Status default_engine(int32_t, fa3_engine_id*) {
+  return {};
+}
+Status api::check_probability(float) {
+  return {};
+}
+}  // namespace fa3
+
+namespace fa3::cuda {
+
+inline int g_model_sms = 3;
+
+Status check_device(int, Capability) {
+  return {};
+}
+Status count_sms(int, int* count) {
+  *count = g_model_sms;
+  return {};
+}
+Status finish(cudaError_t error, const char* what) {
+  return error == cudaSuccess ? Status{} : invalid(what, ": the launch failed");
+}
+DeviceScope::DeviceScope(int) {}
+DeviceScope::~DeviceScope() = default;
+
+}  // namespace fa3::cuda
+
+namespace fa3::hopper {
+
+// Parts of shared memory that meet within 1 KB: a thread's own chunks of raw rows, and the scales
+// of neighbouring blocks.
+template <LatentShape C>
+std::vector<machine::Buffer> small_buffers() {
+  using Smem = LatentSmem<C>;
+  std::vector<machine::Buffer> buffers;
+  if constexpr (C.is_group128) {
+    const auto add = [&](const char* name, size_t first, int bytes, int count) {
+      for (int i = 0; i < count; ++i) {
+        buffers.push_back(
+            {name, machine::kSmemBase + uint32_t(first) + uint32_t(i * bytes), bytes});
+      }
+    };
+    constexpr int kSlotBytes = kLatentBlockKeys * Group128::kScaleBytes;
+    add("raw", offsetof(Smem, loader), tile::kChunkBytes,
+        C.raw_units() * Group128::kUnitBytes / tile::kChunkBytes);
+    add("scales", offsetof(Smem, scales), kSlotBytes, Group128::kScaleSlots);
+  }
+  return buffers;
+}
+
+template <LatentShape C>
+machine::KvBarriers stage_barriers() {
+  const auto first = uint32_t(machine::kSmemBase + offsetof(LatentSmem<C>, barriers));
+  return {.first_full = first, .first_empty = first + C.stages() * 8u, .stages = C.stages()};
+}
+
+// Makes the kernel of a shape known to launches.
+template <LatentShape C>
+void add_latent_kernel() {
+  machine::add_kernel(&latent_kernel<C>, small_buffers<C>());
+}
+
+// Runs a call as the engine does. "" or what went wrong: what the model says, or a wrong result.
+inline std::string run_latent(const test::LatentCase& c) {
+  test::LatentCall call(c, FA3_CPU);
+  ptx::late_sums.clear();
+  MlaProblem problem;
+  Plan plan;
+  const auto step = [](const Status& status) { return status.message(); };
+  if (auto said = step(api::describe(call.params(), api::Purpose::call, &problem)); !said.empty()) {
+    return said;
+  }
+  if (auto said = step(plan_mla(problem, &plan)); !said.empty()) return said;
+  test::GuardedMemory workspace(FA3_CPU, size_t(plan.workspace_bytes), 16);  // of NaN
+  if (auto said = step(run_mla(problem, plan, workspace.data(), nullptr)); !said.empty()) {
+    return said;
+  }
+  if (auto said = machine::take_launch_error(); !said.empty()) return said;
+  return call.compare();
+}
+
+}  // namespace fa3::hopper

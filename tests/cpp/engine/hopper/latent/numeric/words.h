@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the latent kernels need of CUDA C++ beside the model's words. Included before everything
+// else.
+#pragma once
+
+#include "cuda_words.h"
+
+using std::isinf;
+using std::isnan;
+
+#undef __shared__
+#define __shared__
