@@ -109,6 +109,7 @@ SUPPORT_ROOMS = {
     "runs/": "runs/ cases/ memory/",
     "oracle/": "oracle/ runs/ cases/",
     "edges/": "edges/ memory/",
+    "latent/": "latent/ memory/",
 }
 
 

@@ -22,8 +22,10 @@ namespace fa3::hopper {
 // become numbers here.
 struct RawBf16 {
   uint32_t low, high;
-  __device__ __forceinline__ explicit RawBf16(uint32_t four)
-      : low(moved(__byte_perm(four, 0, 0x1404))), high(moved(__byte_perm(four, 0, 0x3424))) {}
+  __device__ __forceinline__ explicit RawBf16(uint32_t four) {
+    low = moved(__byte_perm(four, 0, 0x1404));
+    high = moved(__byte_perm(four, 0, 0x3424));
+  }
 
  private:
   static __device__ __forceinline__ uint32_t moved(uint32_t upper) {

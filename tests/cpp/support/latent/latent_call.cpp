@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/dtype.h"
+#include "support/limits.h"
 #include "support/random.h"
 
 namespace fa3::test {
@@ -20,7 +21,6 @@ constexpr int kValues = 512, kRope = 64, kByteRow = 656;
 constexpr int kGroups = 4, kGroupChannels = 128, kScaleOffset = 512, kRopeOffset = 528;
 constexpr int64_t kUnownedRows = 3;
 constexpr int64_t kWholeSequence = INT64_MAX;  // as a token
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 uint16_t narrow(double x, fa3_dtype dtype) {
   return dtype == FA3_FLOAT16 ? from_float<Float16>(float(x)).bits
