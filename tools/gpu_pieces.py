@@ -31,6 +31,9 @@ RACECHECK_HEAD_DIM = 128
 SHARED_TABLES = ("forward", "cache")
 CONTRACT_SHARDS = 6
 EDGE_SECONDS = 60
+# Random calls of the latent kernels: a program's, each with its seed; and under a sanitizer.
+LATENT_CALLS, LATENT_SEEDS = 100, range(1, 9)
+SANITIZED_LATENT_CALLS = 12
 # Processes among which the Python tests are dealt: most of their time is NVRTC's.
 PYTHON_PROCESSES = 12
 SCORE_PROCESSES = 4
@@ -99,6 +102,8 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
         "backward kernels with random delays": [
             [backward_disturbed, *rows_of(row)] for row in backward_rows
         ],
+        "latent kernels against float64": latent_calls(build),
+        "latent kernels with random delays": latent_calls(build, "_disturbed"),
         "through the C ABI": [[sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")]],
         "the fa3 command on device memory": [
             [
@@ -133,6 +138,12 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
         # racecheck does not follow the lanes that another arrives for (ptx/lanes.cuh).
         races = tool == "racecheck"
         program = every_lane if races else check
+        found[f"compute-sanitizer {tool}, latent"] = [
+            [*sanitizer, *command]
+            for command in latent_calls(
+                build, "_every_lane" if races else "", SANITIZED_LATENT_CALLS
+            )
+        ]
         found[f"compute-sanitizer {tool}"] = [
             [*sanitizer, program, *rows_of(row), *once, "--only", cases]
             for row in rows
@@ -145,6 +156,11 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
             for cases in SANITIZED_BACKWARD[: 1 if races else None]
         ]
     return found
+
+
+def latent_calls(build: Path, kind: str = "", calls: int = LATENT_CALLS) -> list:
+    program = str(build / "bin" / f"fa3_gpu_check_latent{kind}")
+    return [[program, "--calls", str(calls), "--seed", str(seed)] for seed in LATENT_SEEDS]
 
 
 class Row(NamedTuple):
