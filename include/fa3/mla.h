@@ -10,7 +10,8 @@
  *
  * Engine cpu computes all of these calls, engine reference all but gradients. Engine hopper
  * computes fa3_mla_forward() for LATENT rows of 16 bits and for GROUP128 rows, without extra_cache,
- * and refuses others. The rules of fa3.h hold here too. On a device nobody checks slots, indices
+ * and refuses others. All engines for GPUs append and gather all rows; a position beyond the tables
+ * is their last there. The rules of fa3.h hold here too. On a device nobody checks slots, indices
  * and lengths before a call.
  */
 #ifndef FA3_MLA_H

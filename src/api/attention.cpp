@@ -273,16 +273,13 @@ Status run(const fa3_mla_backward_params& params, Workspace workspace, void* str
 }
 
 Status run(const fa3_mla_append_params& params, void* stream) {
-  return run_without_plan(
-      params, &Engine::run_mla_append, stream,
-      "mla append: no engine writes latent rows in this memory; engine cpu does "
-      "in the CPU's");
+  return run_without_plan(params, &Engine::run_mla_append, stream,
+                          "mla append: no engine of this build writes latent rows in this memory");
 }
 
 Status run(const fa3_mla_gather_params& params, void* stream) {
   return run_without_plan(params, &Engine::run_mla_gather, stream,
-                          "mla gather: no engine reads latent rows in this memory; engine cpu does "
-                          "in the CPU's");
+                          "mla gather: no engine of this build reads latent rows in this memory");
 }
 
 Status run(const fa3_merge_params& params, void* stream) {

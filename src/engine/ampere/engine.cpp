@@ -26,6 +26,8 @@ const Engine kAmpereEngine = {
     .clear = cuda::clear,
     .write = cuda::write,
     .has_score_functions = true,
+    .run_mla_append = Parts::run_mla_append,
+    .run_mla_gather = Parts::run_mla_gather,
     .clock = &cuda::kClock,
     .limits = cuda::limits,
 };

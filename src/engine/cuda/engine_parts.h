@@ -22,6 +22,14 @@ struct EngineParts {
     FA3_TRY(check_device(problem.device_index, kNeeded));
     return cuda::run_append(problem, stream);
   }
+  static Status run_mla_append(const MlaAppendProblem& problem, void* stream) {
+    FA3_TRY(check_device(problem.device_index, kNeeded));
+    return cuda::run_mla_append(problem, stream);
+  }
+  static Status run_mla_gather(const MlaGatherProblem& problem, void* stream) {
+    FA3_TRY(check_device(problem.device_index, kNeeded));
+    return cuda::run_mla_gather(problem, stream);
+  }
 };
 
 // Queues the `Decided` of a plan by launch(decided, workspace, stream), behind prepare(&decided).

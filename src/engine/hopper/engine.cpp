@@ -41,6 +41,8 @@ const Engine kHopperEngine = {
     .make_backward_lists = make_backward_lists,
     .plan_mla = plan_mla,
     .run_mla = run_mla,
+    .run_mla_append = Parts::run_mla_append,
+    .run_mla_gather = Parts::run_mla_gather,
     .clock = &cuda::kClock,
     .limits = cuda::limits,
 };

@@ -123,6 +123,63 @@ def test_the_operator_is_the_function():
         assert torch.equal(ours, right)
 
 
+SCALES = torch.tensor([0.03, 0.07])
+FORMATS = {"latent": {}, "group128": {}, "v4": {}, "tensor": {"descale": SCALES}, "token": {}}
+
+
+def written(rows, call):
+    """What append writes on the device of c_kv: all bytes of the cache, and the turned queries."""
+    device = call["c_kv"].device
+    if rows == "latent":
+        cache = torch.zeros(4, 5, 576, dtype=torch.bfloat16, device=device)
+    else:
+        cache = mla.empty_cache(4, 5, rows=rows, device=device)
+        torch.empty(0, dtype=torch.uint8, device=device).set_(cache.untyped_storage()).zero_()
+    turned = mla.append(cache, **call, **{k: v.to(device) for k, v in FORMATS[rows].items()})
+    return cache, turned
+
+
+@pytest.mark.parametrize("pairs, interleaved", [(0, False), (32, True), (20, False)])
+@pytest.mark.parametrize("scaling", ["pow2", "exact"])
+@pytest.mark.parametrize("rows", FORMATS)
+def test_appended_rows_have_the_bytes_of_the_cpu(rows, scaling, pairs, interleaved):
+    if (rows, scaling) == ("v4", "exact"):
+        pytest.skip("v4 rows have powers of two")
+    wide = 448 if rows == "v4" else 512
+    slots = torch.tensor([0, 19, -1, 7, 20, -(2**31), 3, 2**31 - 1, 8], dtype=torch.int32)
+    call = {"c_kv": random(9, wide, seed=8) * 3, "k_pe": random(9, 64, seed=9), "slots": slots}
+    if pairs:
+        angles = torch.arange(40)[:, None] * 10000 ** (-torch.arange(pairs) / pairs)
+        call |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+        call |= {"positions": torch.arange(9).int() * 4, "q_pe": random(9, 3, 64, seed=10)}
+    plain = {"scaling": scaling, "rotary_interleaved": interleaved}
+    expected, turned = written(rows, call | plain)
+    found, turned_there = written(rows, {k: v.cuda() for k, v in call.items()} | plain)
+    torch.cuda.synchronize()
+    assert torch.equal(found.cpu().view(torch.uint8), expected.view(torch.uint8))
+    assert turned is None or torch.equal(turned_there.cpu(), turned)
+    options = {"rows": rows} | FORMATS[rows]
+    for dtype in ("bfloat16", "float16", "float32"):
+        right = mla.gather(expected, slots, dtype=dtype, **options)
+        on_device = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+        assert torch.equal(mla.gather(found, slots.cuda(), dtype=dtype, **on_device).cpu(), right)
+
+
+def test_a_graph_appends_again():
+    cache = mla.empty_cache(2, 64, rows="group128", device="cuda")
+    cache.zero_()
+    slots = torch.arange(4, dtype=torch.int32, device="cuda")
+    x = random(4, 576).cuda()
+    mla.append(cache, x[:, :512], x[:, 512:], slots=slots)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mla.append(cache, x[:, :512], x[:, 512:], slots=slots)
+    slots += 70
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(cache[1, 6:10], cache[0, :4]) and cache[0, :4].any()
+
+
 REFUSALS = {
     "v4": ({"cache": torch.zeros(1, 4, 584, dtype=torch.uint8)}, "got other rows of float8_e4m3"),
     "float32": ({"q": torch.zeros(1, 1, 2, 512)}, "q: expected float16 or bfloat16, got float32"),

@@ -6,6 +6,7 @@
 #include <fa3/status.h>
 
 #include "core/append.h"
+#include "core/latent.h"
 #include "core/plan.h"
 #include "core/problem.h"
 #include "engine/cuda/softmax/outputs.h"
@@ -19,6 +20,10 @@ Status run_quantize(const QuantizeProblem& problem, const Plan& plan, void* work
 
 // Any CUDA device would do.
 Status run_append(const AppendProblem& problem, void* stream);
+
+// Rows of latent caches, with the bits of the CPU engine. Any CUDA device would do.
+Status run_mla_append(const MlaAppendProblem& problem, void* stream);
+Status run_mla_gather(const MlaGatherProblem& problem, void* stream);
 
 // Merges partial attention over disjoint key sets. Any CUDA device would do.
 Status run_merge(const MergeProblem& problem, void* stream);

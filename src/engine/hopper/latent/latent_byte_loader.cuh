@@ -110,7 +110,7 @@ class LatentByteLoader {
   static_assert(kOwn == 1 || kOwn == 2);
   static constexpr int kCopyDistance = C.loader_threads() * tile::kChunkBytes;
 
-  // Of a key's rope channels, copy i of a half: a half of the thread's keys, or of its one key.
+  // The chunk of copy i of a half of the rope channels: of half the keys, or half of the one key.
   __device__ __forceinline__ int rope_chunk(int half, int i) const {
     return chunk_ + (kOwn == 2 ? i : half) * kThreadsOfKey;
   }

@@ -11,49 +11,14 @@
 #include <vector>
 
 #include "api/describe/describe_mla.h"
-#include "api/dropout_mask.h"
-#include "engine/cuda/host/device.h"
 #include "engine/hopper/latent/latent_kernel.cu"
 #include "engine/hopper/latent/plan_latent.h"
-#include "plan/default_engine.h"
 #include "runtime.h"
 #include "support/latent/latent_call.h"
 
 #undef __shared__
 #define __shared__ static  // CTAs come one after the other
 #include "engine/hopper/latent/combine_latent.cu"
-
-// The parts of the library that describe() asks, and that have nothing to say here.
-void fa3_mla_forward_params_init_sized(fa3_mla_forward_params* params, size_t size) {
-  *params = {.struct_size = size, .scale = FA3_SCALE_AUTO, .lse_with_sink = 1};
-}
-namespace fa3 {
-Status default_engine(int32_t, fa3_engine_id*) {
-  return {};
-}
-Status api::check_probability(float) {
-  return {};
-}
-}  // namespace fa3
-
-namespace fa3::cuda {
-
-inline int g_model_sms = 3;
-
-Status check_device(int, Capability) {
-  return {};
-}
-Status count_sms(int, int* count) {
-  *count = g_model_sms;
-  return {};
-}
-Status finish(cudaError_t error, const char* what) {
-  return error == cudaSuccess ? Status{} : invalid(what, ": the launch failed");
-}
-DeviceScope::DeviceScope(int) {}
-DeviceScope::~DeviceScope() = default;
-
-}  // namespace fa3::cuda
 
 namespace fa3::hopper {
 

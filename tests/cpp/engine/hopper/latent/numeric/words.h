@@ -6,6 +6,7 @@
 
 #include "cuda_words.h"
 
+using std::isfinite;
 using std::isinf;
 using std::isnan;
 
