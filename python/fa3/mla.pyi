@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
     empty_lse: float
     num_splits: int
     batch_invariant: bool
-    engine: Literal["auto", "cpu", "reference"]
+    engine: Literal["auto", "cpu", "hopper", "reference"]
     num_threads: int
 
 class SparseOptions(TypedDict, total=False):

@@ -80,16 +80,17 @@ def attention(
 
     Source: FlashAttention-3 (arXiv 2407.08608), Algorithm 1. Accepts NumPy arrays (ml_dtypes for
     bfloat16), torch tensors (differentiable), and any other array with __dlpack__; the result is
-    of the same kind. Nothing is moved or converted. Any strides, but the last dimension must have
-    stride 1: a (b, h, s, d) array is passed as its transpose(0, 2, 1, 3), without a copy. An option
-    of None has its default.
+    of the same kind. q, k and v are not moved or converted. Any strides, but the last dimension
+    must have stride 1: a (b, h, s, d) array is passed as its transpose(0, 2, 1, 3), without a copy.
+    An option of None has its default.
 
     Args:
         q: (b, sq, hq, d), float32, float16, bfloat16 or float8_e4m3fn; 1 <= d <= 576.
         k: (b, sk, hk, d), dtype of q; or float8_e4m3fn or float8_e5m2 under wider q (a quantized
             cache). hq % hk == 0; query head i reads key head i // (hq // hk).
         v: (b, sk, hk, dv), dtype of k; 1 <= dv <= 576.
-        causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
+        causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned); sq and sk count the
+            rows of the sequence that are in use (cu_seqlens_*, seqused_*).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
             included; a side of None or -1 is unbounded. With causal, both hold.
         window_shift: moves the window by this number of keys, to later ones if > 0: it may lie
@@ -102,7 +103,7 @@ def attention(
             but has no value.
         gate: (b, sq, hq, dv), or (b, sq, hq) for one number a row; packed likewise; float32,
             float16 or bfloat16: out is multiplied by sigmoid(gate), in float32, rounded once. The
-            LSE is as without. Not in a ring.
+            LSE is as without.
         q_descale, k_descale, v_descale: float32, for float8 only: factors of its numbers.
             (1,), (b, h), or (b, h, n) with one for every 64 rows; q_descale may have hk heads. None
             is 1. fa3.quantize makes them.
@@ -134,7 +135,7 @@ def attention(
         deterministic: torch only: gradients are bitwise repeatable. The forward pass always is.
         batch_invariant: the bits of a sequence's results depend neither on the number nor on the
             lengths of the sequences beside it. Gradients need deterministic, too. Costs speed on a
-            GPU.
+            GPU: without num_splits one SM reads all keys of a query tile.
         engine: "auto", or one of fa3.engines(); asks for that engine or an error. "auto" is the
             engine in the environment's FA3_ENGINE where that takes such tensors.
         num_threads: threads of the CPU engines; 0 is one per core, but no more than
@@ -215,7 +216,8 @@ def attention(
     results = out, lse
     if return_max_logit:
         max_logit = empty(_max_logit_shape(q, options), like=q, dtype="float32")
-        in_order_options += [*IN_ORDER[len(in_order_options) :], view(max_logit, "max_logit")]
+        missing = IN_ORDER[len(in_order_options) :]  # defaults, so that max_logit is in its place
+        in_order_options += [*missing, view(max_logit, "max_logit")]
         results = out, lse, max_logit
     _native.forward(lender(q), *inputs, out_view, optional_view(lse, "lse"), *in_order_options)
     found = [x for x in results if x is not None]
@@ -228,8 +230,9 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
 
     Args:
         do: gradient of out, with its shape and dtype.
-        q, k, v, options: exactly those of the forward call, without out and return_lse; with
-            dropout, dropout_seed too.
+        q, k, v, options: exactly those of the forward call, without out, return_lse,
+            return_max_logit, generator, bias, alibi_slopes and caches; with dropout, dropout_seed
+            too.
         out, lse: what attention(..., return_lse=True) returned.
         dlse: gradient of lse, with its shape, float32; None is zero.
         deterministic: bitwise repeatable gradients.
@@ -278,8 +281,9 @@ def merge(o_partial, lse_partial, *, num_threads=0):
     2307.08691, section 3.1). Torch tensors: differentiable.
 
     Args:
-        o_partial: (n, b, s, h, dv) float32.
-        lse_partial: (n, b, h, s) float32; -inf where partial i saw no key.
+        o_partial: (n, b, s, h, dv) float32: attention() with `out` an array of float32.
+        lse_partial: (n, b, h, s) float32, of return_lse; -inf where partial i saw no key.
+        num_threads: as attention's.
 
     Returns:
         out (b, s, h, dv) and lse (b, h, s), float32; 0 and -inf where every lse_i is -inf.

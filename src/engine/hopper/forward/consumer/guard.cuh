@@ -18,8 +18,8 @@ __device__ __forceinline__ void go_online(Consumer<C>& c) {
   c.tile.set_mode(TileMode::kOnline);
 }
 
-// A row of whose first block the score function hides all has no reference for guarded steps. They
-// would find out, at the price of several steps.
+// A score function may hide all of a row's first block: then the row has no reference, and a
+// guarded step would lose its scores. Such a warp goes on by online steps.
 template <Kernel C>
 __device__ __forceinline__ void look_for_references(Consumer<C>& c, const RowState& rows) {
   const bool lacks_one = rows.ref[0] == -kInfinity || rows.ref[1] == -kInfinity;
@@ -30,9 +30,9 @@ __device__ __forceinline__ void look_for_references(Consumer<C>& c, const RowSta
 template <Kernel C>
 inline constexpr bool kRecomputesHugeScores = C.guarded() && ScoresOf<C>::kRebases;
 
-// The online step of a block, behind its mask. True: huge scores are lost, and nothing has changed.
-// When they are computed again they round otherwise, so a reference taken from these may be above
-// them all.
+// The online step of a block, behind its mask. Returns true if scores are too large for it: nothing
+// has changed then, and recompute_block() takes the block. Scores that are computed again round
+// otherwise, so a reference that these had set could be above them all.
 template <Kernel C>
 __device__ __forceinline__ bool weigh_online(Consumer<C>& c, ThreadTile<C>& r, bool starts_tile,
                                              ScoreStep<C>& result) {
@@ -78,8 +78,8 @@ __device__ __forceinline__ void lose_scores(Consumer<C>& c, ScoreStep<C>& result
 inline constexpr int kMostGuardFires = 3;
 inline constexpr int kMostCounted = 255;
 
-// Counts a fired guard. With headroom one fires seldom, and pays for itself if another block passes
-// before the next.
+// Counts a fired guard. With headroom a guard fires seldom, and costs no more than two online
+// steps: it is too often if it fires in more than half of the blocks that were visited.
 template <Kernel C>
 __device__ __forceinline__ bool fires_too_often(const Consumer<C>& c) {
   WorkTileOf<C>& work = c.work_tile();

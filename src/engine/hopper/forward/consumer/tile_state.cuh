@@ -92,7 +92,7 @@ class ConsumerStages {
     release_kv(at);
   }
 
-  // Whether the V of the block before is still in the pipeline and will not be multiplied.
+  // Whether the pipeline still holds a V that nobody has released, once no product waits for it.
   __device__ __forceinline__ void expect_v() { has_delayed_v_ = true; }
   __device__ __forceinline__ void expect_no_v() { has_delayed_v_ = false; }
   __device__ __forceinline__ void release_delayed_v() {
