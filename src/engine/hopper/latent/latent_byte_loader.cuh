@@ -2,7 +2,8 @@
 // The loader's warpgroup for rows of bytes (Group128), or two. A thread copies 16 bytes at a time
 // to a queue of its own in shared memory, and later turns what has arrived into bf16 in the ring:
 // no thread waits for another's copies. e4m3 becomes bf16 exactly, without its scale, which the
-// consumer multiplies scores and weights by: no product of K or V is rounded, whatever the scale.
+// consumer multiplies scores and P by: K and V enter the products exactly, P times the scale is
+// rounded.
 //
 // Units: a block's slabs of values, then its rope channels in two halves. Four neighbouring threads
 // have 64 channels of a key, so a thread has two keys of a block, or one. Next: latent_rows.cuh.
@@ -150,7 +151,7 @@ class LatentByteLoader {
 
   // The oldest unit that has arrived. Scales that came with it are there for whoever waits for its
   // slab. A slot of scales is free again by the time it is copied to: a copy is at most raw_units()
-  // and stages() ahead of the slabs that the consumer has released, less than six blocks.
+  // and stages() ahead of the slabs that the consumer has released; a block has 8 or more of each.
   __device__ __forceinline__ void convert() {
     static_assert((C.raw_units() + 7) / 8 + (C.stages() + 7) / 8 + 2 <= Group128::kScaleSlots);
     constexpr tile::TileLayout kSlab{kLatentBlockKeys, kSlabChannels};

@@ -6,13 +6,12 @@
 // product.
 //
 // A memory-bound kernel: a block of 64 keys has 72 KB, which an SM's share of the memory brings in
-// 4,070 clocks at 4.2 TB/s. Expected for 16 rows (32): 36 products of S^T at 20 (24) clocks, bound
-// by A's 16 clocks from shared memory, 32 of O^T at 20 (24), and 500 to 700 for the softmax with
-// its two barriers: 1,900 to 2,400 clocks one after the other. So one consumer warpgroup is enough,
-// and has nobody to share references, P or barriers with; its O^T takes 64 (128) registers a
-// thread. The other warpgroup loads, 16 bytes a copy: pages of any size and selected rows are the
-// same to it. It fills a ring of slabs, 64 keys of 64 channels: a block being computed holds 9 of
-// 22 or more, others are on their way, 104 KB and more an SM.
+// 4,070 clocks at 4.2 TB/s. S^T, softmax and O^T of a block take 2,330 clocks one after the other
+// for 16 rows, 2,870 for 32 (docs/lab/mla.md). So one consumer warpgroup is enough, and has nobody
+// to share references, P or barriers with; its O^T takes 64 (128) registers a thread. The other
+// warpgroup loads, 16 bytes a copy: pages of any size and selected rows are the same to it. It
+// fills a ring of slabs, 64 keys of 64 channels (latent_shape.h says how many): a block being
+// computed holds 9, others are on their way.
 //
 // Read first: latent_params.h. Next: latent_loader.cuh, latent_rows.cuh.
 #pragma once
@@ -43,8 +42,8 @@ struct LatentSmem {
   typename LatentSegments<C.threads()>::Smem segments;
 };
 
-// Registers of a thread, where the consumer takes some of two loaders': a launch of 384 threads has
-// 504 for one of each warpgroup, and who asks for more waits for ever.
+// With two loader warpgroups setmaxnreg moves registers from them to the consumer. Those of a
+// thread of each of the three warpgroups may sum to 504 at most, else setmaxnreg waits for ever.
 struct LatentRegisters {
   static constexpr int kAll = 504, kLoader = 128, kConsumer = kAll - 2 * kLoader;
 };

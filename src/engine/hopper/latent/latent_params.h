@@ -3,8 +3,8 @@
 // One launch of the latent kernel, and how its work is cut: which CTA attends to which keys for
 // which query rows. Plain numbers, tested on the host. Next: latent_kernel.cuh.
 //
-// Rows of queries are packed: row = token * heads + head. A CTA has up to `kRows` of them. CTAs of
-// a team have neighbouring rows and read the same keys at the same time, so that the L2 cache
+// Rows of queries are packed: row = token * heads + head. A CTA has up to rows_of_cta of them. CTAs
+// of a team have neighbouring rows and read the same keys at the same time, so that the L2 cache
 // serves all but one of them. A tile is what a team does at once: some rows of one sequence, or of
 // one token where each token has keys of its own (indices).
 //
@@ -23,7 +23,7 @@
 namespace fa3::hopper {
 
 inline constexpr int kLatentBlockKeys = 64;  // rows of one wgmma
-// Tiles whose lengths the stream adds up: four for each thread of a CTA.
+// Tiles whose lengths the stream adds up.
 inline constexpr int kMostStreamTiles = 1024;
 // 128 heads of one token.
 inline constexpr int kMostTeamCtas = 4;

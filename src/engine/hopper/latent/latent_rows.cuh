@@ -19,7 +19,8 @@ namespace fa3::hopper {
 
 template <LatentShape C>
 class LatentRows {
-  // Each function has these as its own constants: nvcc knows no members of a class's.
+  // A function that uses a member of one of these copies it first: nvcc has no members of a class's
+  // constants in device code.
   static constexpr tile::TileLayout kSlabLayout{kLatentBlockKeys, kSlabChannels};
   static constexpr tile::TileLayout kQLayout{C.rows, kSlabChannels};
   static constexpr tile::TileLayout kPLayout{C.rows, kLatentBlockKeys};
@@ -303,7 +304,7 @@ class LatentRows {
       factor[c] = ref == -kInfinity ? 1.0f : ex2(before - ref);
       ref_[c] = ref;
       float from = finite_reference(ref);
-      if (is_large(from) && fabsf(most[c]) < kInfinity) {  // as rebase_large_rows()
+      if (is_large(from) && fabsf(most[c]) < kInfinity) {  // see rebase_large_rows()
         from = ref - of_most;
 #pragma unroll
         for (int half = 0; half < 2; ++half) score(scores, c, half) -= most[c];
@@ -318,7 +319,7 @@ class LatentRows {
       sum_[c] = __fmaf_rn(sum_[c], factor[c], sum);
     }
     store_weights(scores, scales);
-    // References seldom move: then a vote is all.
+    // References seldom move: most often the vote is all that is done.
     if (__any_sync(0xffffffff, moved)) {
 #pragma unroll
       for (int i = 0; i < kValueSlabs; ++i) {
