@@ -5,6 +5,7 @@
     python examples/gpt/train.py --size gpt2 --device cuda --steps 300 --batch 16
     python examples/gpt/train.py --size gpt2 --device cuda --batch 1 --context 16384
     python examples/gpt/train.py --size nano --device cuda --steps 300 --dropout 0.1
+    python examples/gpt/train.py --attention all          # fa3 with its forward in FP8, too
 
 Same weights, same batches: the two loss curves must lie on each other; with --dropout, as near as
 those of two seeds, since each attention draws masks of its own. Prints the curves, tokens
@@ -34,13 +35,18 @@ def attend_fa3(q, k, v, dropout_p=0.0):
     return fa3.attention(q, k, v, causal=True, dropout_p=dropout_p)
 
 
+def attend_fa3_fp8(q, k, v, dropout_p=0.0):
+    return fa3.attention_fp8(q, k, v, causal=True, dropout_p=dropout_p)
+
+
 def attend_sdpa(q, k, v, dropout_p=0.0):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
     return out.transpose(1, 2)
 
 
-ATTENTIONS = {"fa3": attend_fa3, "sdpa": attend_sdpa}
+ATTENTIONS = {"fa3": attend_fa3, "sdpa": attend_sdpa, "fa3_fp8": attend_fa3_fp8}
+SETS = {"both": ("fa3", "sdpa"), "all": tuple(ATTENTIONS)}
 
 
 def read_text(path):
@@ -119,7 +125,7 @@ def peak_memory_mb(on_gpu):
 def run_each(arguments):
     """Every attention in a process of its own."""
     runs = []
-    for name in ATTENTIONS:
+    for name in SETS[arguments.attention]:
         command = [sys.executable, __file__, *sys.argv[1:], "--attention", name, "--as-json"]
         finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if finished.returncode:
@@ -141,9 +147,10 @@ def report(runs):
         print(f"{step:>4}  " + "".join(f"{run['losses'][step]:>10.4f}" for run in runs))
     for key in ("tokens_per_second", "peak_memory_mb"):
         print(f"{key:<18} " + "  ".join(f"{run['attention']} {run[key]:,.1f}" for run in runs))
-    if len(runs) == 2:
-        pairs = zip(*(run["losses"] for run in runs), strict=True)
-        print(f"largest difference of the losses: {max(abs(a - b) for a, b in pairs):.1e}")
+    for run in runs[1:]:
+        pairs = zip(first["losses"], run["losses"], strict=True)
+        largest = max(abs(a - b) for a, b in pairs)
+        print(f"largest difference of the losses, {run['attention']}: {largest:.1e}")
 
 
 def plot(runs, path):
@@ -151,7 +158,7 @@ def plot(runs, path):
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     panel = figure.subplots()
-    for run, style in zip(runs, ("-", "--"), strict=False):
+    for run, style in zip(runs, ("-", "--", ":"), strict=False):
         panel.plot(run["losses"], style, label=run["attention"])
     panel.set_xlabel("step")
     panel.set_ylabel("cross entropy (nats per byte)")
@@ -165,7 +172,7 @@ def parse_arguments():
     )
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--attention", choices=(*ATTENTIONS, "both"), default="both")
+    parser.add_argument("--attention", choices=(*ATTENTIONS, *SETS), default="both")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--context", type=int, help="tokens a sequence, instead of the size's")
@@ -185,7 +192,7 @@ def parse_arguments():
 
 def main():
     arguments = parse_arguments()
-    runs = run_each(arguments) if arguments.attention == "both" else [train(arguments)]
+    runs = run_each(arguments) if arguments.attention in SETS else [train(arguments)]
     if arguments.as_json:
         print(json.dumps(runs[0]))
         return 0

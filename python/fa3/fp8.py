@@ -16,8 +16,8 @@ import numpy as np
 from fa3._arrays import empty, is_torch, type_of
 from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.ops import attention
-from fa3.quantization import quantize
+from fa3.ops import attention, torch_backend
+from fa3.quantization import quantize, signed
 
 SET_HERE = {"q_descale", "k_descale", "v_descale", "k_mean", "v_mean", "v_transposed"}
 NOT_TOGETHER = {  # and what to do instead
@@ -28,11 +28,22 @@ NOT_TOGETHER = {  # and what to do instead
     **dict.fromkeys(("bias", "alibi_slopes"), "score functions take 16-bit tensors"),
 }
 KNOWN = {*OF_FORWARD, *NOT_TOGETHER, "return_lse", "return_max_logit", "generator"}
-ITS_OWN = "scaling", "hadamard", "center", "seed", "out"
+ITS_OWN = "scaling", "hadamard", "center", "seed", "saved", "out"
+SAVED = "inputs", "quantized"
 
 
 def attention_fp8(
-    q, k, v, *, scaling="block", hadamard=True, center=True, seed=0, out=None, **options
+    q,
+    k,
+    v,
+    *,
+    scaling="block",
+    hadamard=True,
+    center=True,
+    seed=0,
+    saved="inputs",
+    out=None,
+    **options,
 ):
     """Attention of q, k, v (float32, float16, bfloat16), quantized to float8_e4m3fn on the way.
 
@@ -46,15 +57,30 @@ def attention_fp8(
             the whole "tensor".
         hadamard: spread outliers of q and k over their channels, by random signs of `seed`.
         center: quantize k and v without the means of their channels, which attention adds back.
+        saved: torch only: what the backward reads, "inputs" or "quantized". Quantized tensors have
+            half the size of 16-bit ones and carry their rounding into the gradients; with sharp
+            scores these are nearer to the exact ones.
         options: as those of attention(), except scales, means and caches.
 
     Returns:
-        As attention(). Not differentiable.
+        As attention(). Torch tensors: differentiable in q, k, v, sink and gate, by the backward of
+        attention(); max_logit only without gradients. Under autocast, q, k and v become the
+        autocast type.
 
     Raises what attention() raises.
     """
     given = {name: value for name, value in options.items() if value is not None}
     refuse_other_options(given)
+    if saved not in SAVED:
+        raise InvalidArgument(f"saved: expected one of {', '.join(SAVED)}, got {saved!r}")
+    inputs, learns = (q, k, v), False
+    if all(map(is_torch, inputs)):
+        backend = torch_backend()
+        q, k, v = inputs = backend.to_autocast_type(*inputs)
+        learns = backend.needs_gradient(*inputs, *given.values(), out)
+        if learns:
+            refuse_without_gradient(given, out)
+            q, k, v = (x.detach() for x in inputs)
     lengths = {
         side: {
             "cu_seqlens": given.get(f"cu_seqlens_{side}"),
@@ -66,19 +92,43 @@ def attention_fp8(
     run = {name: given[name] for name in ("engine", "num_threads") if name in given}
     common = {"scaling": scaling, **run}
     turned = {"hadamard": hadamard, "seed": seed}
+    saves_quantized = learns and saved == "quantized"
+    transposed = not saves_quantized and is_read_transposed(v, given)
     q8 = quantized("q", q, **common, **turned, **lengths["q"])
     k8 = quantized("k", k, center=center, **common, **turned, **lengths["k"])
-    transposed = is_read_transposed(v, given)
     v8 = quantized("v", v, center=center, transposed=transposed, **common, **lengths["k"])
+    if learns:
+        how = {"hadamard": hadamard, "seed": signed(seed), "saves_quantized": saves_quantized}
+        result = backend.attend_fp8(inputs, (q8, k8, v8), how | {"v_transposed": transposed}, given)
+    else:
+        result = attend(q, v, (q8, k8, v8), transposed, out, given)
+    if not is_compiled(q) and sampler() is not None:
+        sampler().see(q, k, v, result, given)
+    return result
+
+
+def attend(q, v, quantized, transposed, out, options):
+    """Without a gradient."""
+    q8, k8, v8 = quantized
     if out is None:
         out = empty((*q.shape[:-1], v.shape[-1]), like=q, dtype=type_of(q))
     scales = {"q_descale": q8.descale, "k_descale": k8.descale, "v_descale": v8.descale}
     means = {"k_mean": k8.mean, "v_mean": v8.mean}
     layout = {"v_transposed": True} if transposed else {}
-    result = attention(q8.x, k8.x, v8.x, **scales, **means, **layout, out=out, **given)
-    if not is_compiled(q) and sampler() is not None:
-        sampler().see(q, k, v, result, given)
-    return result
+    return attention(q8.x, k8.x, v8.x, **scales, **means, **layout, out=out, **options)
+
+
+def refuse_without_gradient(given, out):
+    if out is not None:
+        raise InvalidArgument(
+            "out: expected None where a gradient is needed, since it is written in place; use "
+            "torch.no_grad(), or detach()"
+        )
+    if given.get("return_max_logit"):
+        raise Unsupported(
+            "return_max_logit: expected False where a gradient is needed; call attention_fp8 once "
+            "more under torch.no_grad() for it"
+        )
 
 
 def refuse_other_options(given):
@@ -125,7 +175,8 @@ class Sampler:
         if (self.calls[kind] - 1) % self.every == 0:
             found = result[0] if isinstance(result, tuple) else result
             plain = {"return_lse": False, "return_max_logit": False}
-            wide = attention(q, k, v, **options | plain)
+            given = {name: detached(x) for name, x in (options | plain).items()}
+            wide = attention(q, k, v, **given)
             error = difference(found, wide)
             samples, total, most = self.found.get(kind, (0, 0 * error, error))
             largest = sys.modules["torch"].maximum if is_torch(error) else max
@@ -177,6 +228,10 @@ def sampled_error():
         return None
     samples = sum(x[0] for x in found)
     return sum(float(x[1]) for x in found) / samples, max(float(x[2]) for x in found), samples
+
+
+def detached(value):
+    return value.detach() if is_torch(value) else value
 
 
 def is_compiled(array):

@@ -6,6 +6,7 @@ from typing_extensions import Unpack
 from fa3.ops import Array, OptionsOfBothPasses
 
 Scaling = Literal["block", "head", "tensor"]
+Saved = Literal["inputs", "quantized"]
 
 class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
     num_splits: int
@@ -20,6 +21,7 @@ def attention_fp8(
     hadamard: bool = True,
     center: bool = True,
     seed: int = 0,
+    saved: Saved = "inputs",
     out: Array | None = None,
     return_lse: Literal[False] = False,
     return_max_logit: Literal[False] = False,
@@ -35,6 +37,7 @@ def attention_fp8(
     hadamard: bool = True,
     center: bool = True,
     seed: int = 0,
+    saved: Saved = "inputs",
     out: Array | None = None,
     return_lse: Literal[True],
     return_max_logit: Literal[False] = False,
@@ -50,6 +53,7 @@ def attention_fp8(
     hadamard: bool = True,
     center: bool = True,
     seed: int = 0,
+    saved: Saved = "inputs",
     out: Array | None = None,
     return_lse: bool,
     return_max_logit: Literal[False] = False,
@@ -65,6 +69,7 @@ def attention_fp8(
     hadamard: bool = True,
     center: bool = True,
     seed: int = 0,
+    saved: Saved = "inputs",
     out: Array | None = None,
     return_lse: bool = False,
     return_max_logit: bool,

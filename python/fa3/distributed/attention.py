@@ -196,8 +196,7 @@ def refuse_other_shape(gate, q, v):
 def as_autocast_wants(*tensors):
     if not all(isinstance(x, torch.Tensor) and x.device.type in ("cpu", "cuda") for x in tensors):
         return tensors  # to be refused
-    kind = tensors[0].device.type
-    return to_autocast_type(kind, *tensors) if torch.is_autocast_enabled(kind) else tensors
+    return to_autocast_type(*tensors)
 
 
 def over_teams(call: Described, q, k, v, sink):

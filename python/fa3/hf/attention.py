@@ -48,6 +48,7 @@ def attention_forward(
     deterministic=None,
     cache=None,
     gate=None,
+    attend=attention,
     **others,
 ):
     """softmax(scaling * query key^T) value under the mask.
@@ -63,6 +64,7 @@ def attention_forward(
             described.
         gate: (batch, queries, heads, dv), or without the last dimension: logits of an output gate,
             `out = sigmoid(gate) * attention`, from a layer that does not multiply itself.
+        attend: computes calls that are not over a cache; those run fa3.attention.
         cache: the paged cache of continuous batching (paged.py), with its arguments in others.
         others: None, or a name in HARMLESS.
 
@@ -109,14 +111,15 @@ def attention_forward(
             raise Unsupported("cu_seq_lens_q: expected None beside padding in attention_mask")
         cu_q, cu_k = cu_seq_lens_q.to(torch.int32), cu_seq_lens_k.to(torch.int32)
         most = (known_length(x, t) for x, t in ((max_length_q, q), (max_length_k, k)))
-        return attend_packed(q, k, v, packed_lengths(cu_q, cu_k, *most), options), None
+        return attend_packed(q, k, v, packed_lengths(cu_q, cu_k, *most), options, attend), None
     if mask.packed is not None:
-        return attend_packed(q, k, v, mask.packed, options), None
+        return attend_packed(q, k, v, mask.packed, options, attend), None
     if mask.keys.end is not None:
-        return attend_padded(q, k, v, mask, options), None
+        return attend_padded(q, k, v, mask, options, attend), None
     refuse_restart(position_ids, pattern, q)
     k, v = (tensor[:, : pattern.keys] for tensor in (k, v))
-    return attention(q, k, v, **options), None
+    run = attend if q.shape[1] == k.shape[1] else attention
+    return run(q, k, v, **options), None
 
 
 def exported(module, query, key, value, mask, dropout, scaling, softcap, s_aux):
@@ -192,7 +195,7 @@ def known_length(longest, rows):
     return int(longest or 0)
 
 
-def attend_padded(q, k, v, mask, options):
+def attend_padded(q, k, v, mask, options, attend):
     """Attention of the rows that count to the keys that count, all where they lie. A cache, where
     the queries are the last tokens, is read in place."""
     rows, length = q.shape[1], k.shape[1]
@@ -211,7 +214,8 @@ def attend_padded(q, k, v, mask, options):
     lengths = {"max_seqlen_q": 2 * rows, "max_seqlen_k": 2 * length}
     lengths["cu_seqlens_q"], lengths["seqused_q"] = within_rows(first, last, rows)
     lengths["cu_seqlens_k"], lengths["seqused_k"] = within_rows(begin, end, length)
-    return mask.queries.restored(attend_packed(q, k, v, lengths, options))
+    run = attend if rows == length else attention
+    return mask.queries.restored(attend_packed(q, k, v, lengths, options, run))
 
 
 def learns(*tensors):
@@ -229,12 +233,12 @@ def within_rows(begin, end, rows):
     return torch.cat((none, starts, last)), torch.cat((none, end - begin))
 
 
-def attend_packed(q, k, v, lengths, options):
+def attend_packed(q, k, v, lengths, options, attend):
     batch, rows = q.shape[:2]
     q, k, v = (tensor.flatten(0, 1) for tensor in (q, k, v))
     if (gate := options["gate"]) is not None:
         options = options | {"gate": gate.flatten(0, 1)}
-    return attention(q, k, v, **lengths, **options).unflatten(0, (batch, rows))
+    return attend(q, k, v, **lengths, **options).unflatten(0, (batch, rows))
 
 
 restarted = Later()

@@ -22,6 +22,9 @@ from fa3.torch import sparse as sparse
 from fa3.torch.append import append as append
 from fa3.torch.autograd import attend as attend
 from fa3.torch.autograd import gradients as gradients
+from fa3.torch.autograd import to_autocast_type as to_autocast_type
+from fa3.torch.fp8 import attend_fp8 as attend_fp8
+from fa3.torch.library import needs_gradient as needs_gradient
 from fa3.torch.merge import merge as merge
 from fa3.torch.public import attend_with_bias as attend_with_bias
 from fa3.torch.public import attention

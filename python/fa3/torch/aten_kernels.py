@@ -290,6 +290,18 @@ def sdpa_with_mask(
     return out.transpose(1, 2)
 
 
+def sdpa_in_fp8(query, key, value, is_causal, scale, enable_gqa, **unknown):
+    """scaled_dot_product_attention by fa3.attention_fp8. Differentiable."""
+    from fa3.fp8 import attention_fp8  # with its first call: it imports fa3.torch
+
+    refuse(**unknown)
+    refuse_where_flash_is_off()
+    if not (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
+        raise Refused("different heads without enable_gqa are not supported")
+    q, k, v = swapped(query, key, value)
+    return attention_fp8(q, k, v, causal=is_causal, scale=scale).transpose(1, 2)
+
+
 # cuDNN's operators. torch takes them before flash attention on Hopper: scaled_dot_product_attention
 # and varlen_attn by default, others through sdpa_kernel([CUDNN_ATTENTION, ...], set_priority=True).
 
@@ -412,6 +424,8 @@ WITH_MASK = {
 WITH_DROPOUT = {
     "_scaled_dot_product_attention_math": ("AutogradCPU", sdpa_with_dropout),
 }
+# Wanted only by enable_sdpa(fp8=True), and under autograd's keys for the reason above.
+WITH_FP8 = "scaled_dot_product_attention", ("AutogradCUDA", "AutogradCPU"), sdpa_in_fp8
 KERNELS = {
     "_scaled_dot_product_flash_attention": ("CUDA", sdpa_cuda),
     "_scaled_dot_product_flash_attention_for_cpu": ("CPU", sdpa_cpu),

@@ -58,21 +58,30 @@ class Attention(Function):
     def backward(ctx, do, dlse, *_):
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         options = ctx.options.with_tensors(tensors)
-        if torch.are_deterministic_algorithms_enabled():
-            options = options._replace(deterministic=True)
-        do = torch.zeros_like(out) if do is None else do
-        arguments = do, q, k, v, out, lse, *options[: len(BOTH_PASSES)], dlse
-        if torch._C._are_functorch_transforms_active():
-            results = backward(*arguments)  # the dispatcher, which takes all levels apart
-        else:
-            run = record_gradient if torch.is_grad_enabled() else unrecorded
-            results = run(backward, *arguments)
-        dq, dk, dv, dsink, dgate = results
-        of_options = NO_GRADIENTS._replace(
-            sink=None if options.sink is None else dsink,
-            gate=None if options.gate is None else dgate,
-        )
+        dq, dk, dv, of_options = run_gradients(do, q, k, v, out, lse, options, dlse)
         return None, dq, dk, dv, *of_options[: ctx.num_options]
+
+
+def run_gradients(do, q, k, v, out, lse, options, dlse):
+    """dq, dk, dv, and gradients of the options, by name, inside of a Function's backward.
+
+    do and dlse may be None, which is zero.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        options = options._replace(deterministic=True)
+    do = torch.zeros_like(out) if do is None else do
+    arguments = do, q, k, v, out, lse, *options[: len(BOTH_PASSES)], dlse
+    if torch._C._are_functorch_transforms_active():
+        results = backward(*arguments)  # the dispatcher, which takes all levels apart
+    else:
+        run = record_gradient if torch.is_grad_enabled() else unrecorded
+        results = run(backward, *arguments)
+    dq, dk, dv, dsink, dgate = results
+    of_options = NO_GRADIENTS._replace(
+        sink=None if options.sink is None else dsink,
+        gate=None if options.gate is None else dgate,
+    )
+    return dq, dk, dv, of_options
 
 
 def record_forward_out(op, q, k, v, out, *options):
@@ -124,9 +133,7 @@ def attend(q, k, v, out, return_lse, options, generator=None, return_max_logit=F
         refuse_other_than_tensor("out", out)
     plain = operators.is_plain_call(q, k, v)
     if not plain or operators.is_any_autocast_enabled():
-        device_type = "cuda" if q.is_cuda else q.device.type
-        if device_type != "meta" and torch.is_autocast_enabled(device_type):
-            q, k, v = to_autocast_type(device_type, q, k, v)
+        q, k, v = to_autocast_type(q, k, v)
     options = seeded(q, options, generator)
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         # Gradients flow into numbers, too.
@@ -243,8 +250,11 @@ def refuse_wrong_types(options):
             raise InvalidArgument(f"{name}: expected an integer of 64 bits, got {value}")
 
 
-def to_autocast_type(device_type, *tensors):
+def to_autocast_type(q, *others):
     """As torch's own attention does: every floating point type except float64 is converted."""
+    device_type = "cuda" if q.is_cuda else q.device.type
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+        return q, *others
     dtype = torch.get_autocast_dtype(device_type)
     kept = (torch.float64, *FLOAT8)  # without its scale, float8 is not a number
-    return (t if t.dtype in kept else t.to(dtype) for t in tensors)
+    return [t if t.dtype in kept else t.to(dtype) for t in (q, *others)]

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fa3._options import BOTH_PASSES, Options
 from fa3.torch import autograd as autograd  # defines torch.ops.fa3.*
+from fa3.torch import fp8
 
 # Without Triton the counter logs on import that it cannot count Triton kernels, which does not
 # concern fa3.
@@ -35,6 +36,12 @@ def forward_max_logit_flops(q, k, v, *options, **_):
 @register_flop_formula(torch.ops.fa3.forward_out, get_raw=True)
 def forward_out_flops(q, k, v, out, *options, **_):
     return forward_flops(q, k, v, *options)
+
+
+@register_flop_formula(torch.ops.fa3.forward_fp8, get_raw=True)
+def forward_fp8_flops(*arguments, **_):
+    call, options = fp8.Call(*arguments[: fp8.OWN]), arguments[fp8.OWN :]
+    return forward_flops(call.q, call.k, call.v, *options)
 
 
 @register_flop_formula(torch.ops.fa3.backward, get_raw=True)

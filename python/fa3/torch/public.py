@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.torch.attention: attention of options by name, with a bias or without."""
 
-import torch
-
 from fa3 import _backends, masks
 from fa3._flex import load_flex
 from fa3._options import in_order, lengths_in_int32, refuse_positions, takes_options
@@ -22,9 +20,7 @@ def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options, retu
             "with what is added to scale * q.k"
         )
     if is_any_autocast_enabled():
-        device_type = "cuda" if q.is_cuda else q.device.type
-        if torch.is_autocast_enabled(device_type):
-            q, k, v = to_autocast_type(device_type, q, k, v)
+        q, k, v = to_autocast_type(q, k, v)
     if not LENGTHS.isdisjoint(options):
         options = lengths_in_int32(options)
     load_flex()

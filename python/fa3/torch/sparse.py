@@ -121,8 +121,8 @@ def attend(q, kv, indices, index_count, sink, causal, numbers):
     for name, value in given.items():
         if value is not None:
             refuse_other_than_tensor(name, value)
-    if is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
-        q, kv = to_autocast_type(q.device.type, q, kv)
+    if is_any_autocast_enabled():
+        q, kv = to_autocast_type(q, kv)
     kv = without_head("kv", kv, q.ndim)
     indices = without_head("indices", indices, q.ndim)
     if causal:

@@ -16,16 +16,24 @@ from torch.nn import attention as registry
 
 from fa3.errors import Error, InvalidArgument, Unsupported
 from fa3.torch import multi_head
-from fa3.torch.aten_kernels import BACKWARDS, KERNELS, WITH_DROPOUT, WITH_MASK, Refused
+from fa3.torch.aten_kernels import (
+    BACKWARDS,
+    KERNELS,
+    WITH_DROPOUT,
+    WITH_FP8,
+    WITH_MASK,
+    Refused,
+)
 
 NAME = "fa3"
 shadowed: dict = {}  # names of the registry that enable_sdpa(name) took -> what they stood for
 warned: set[str] = set()
 switched_on: set = set()  # the Overrides that hold our kernels in the dispatcher
+in_fp8: list = []  # the library that holds our kernels of enable_sdpa(fp8=True)
 backwards: dict = {}  # names of BACKWARDS -> the library that holds our kernel for good
 
 
-def enable_sdpa(name=NAME):
+def enable_sdpa(name=NAME, *, fp8=False):
     """Makes torch's scaled_dot_product_attention and varlen_attn run fa3, until disable_sdpa().
 
     So does torch.nn.attention.activate_flash_attention_impl("fa3"). Everything above the same
@@ -41,6 +49,9 @@ def enable_sdpa(name=NAME):
         name: the name of torch's registry under which fa3 becomes active. "FA3" is for programs
             that activate FlashAttention-3 by themselves where it is not active yet, as torchtitan
             does: they find it active, and it is fa3.
+        fp8: scaled_dot_product_attention of as many queries as keys, without a mask and without
+            dropout, runs fa3.attention_fp8, whose gradient is that of 16-bit attention. Not in
+            inference mode.
 
     Raises:
         fa3.InvalidArgument: a name that is no text.
@@ -59,6 +70,7 @@ def enable_sdpa(name=NAME):
         shadowed[name] = registry._registry._FLASH_ATTENTION_IMPLS.get(name)
         registry.register_flash_attention_impl(name, register_fn=Overrides)
     activate(name)
+    put_fp8(fp8)
 
 
 def disable_sdpa():
@@ -66,14 +78,15 @@ def disable_sdpa():
 
     Without effect where fa3 is not active.
     """
+    put_fp8(False)
     if active() in (NAME, *shadowed):
         restore()
     release(*shadowed)
 
 
 @contextlib.contextmanager
-def sdpa(name=NAME):
-    """enable_sdpa(name) for a block of code; afterwards what was active before is active again.
+def sdpa(name=NAME, *, fp8=False):
+    """enable_sdpa() for a block of code; afterwards what was active before is active again.
 
     The switch is the process's: other threads run fa3 meanwhile, too. backward() may come behind
     the block: on a GPU it runs where its forward ran. torch.utils.checkpoint runs the forward once
@@ -81,8 +94,8 @@ def sdpa(name=NAME):
 
     Raises what enable_sdpa() raises.
     """
-    before, taken = active(), set(shadowed)
-    enable_sdpa(name)
+    before, taken, was_fp8 = active(), set(shadowed), bool(in_fp8)
+    enable_sdpa(name, fp8=fp8)
     try:
         yield
     finally:
@@ -91,6 +104,7 @@ def sdpa(name=NAME):
         else:
             release(*shadowed.keys() - taken)
             activate(before)
+            put_fp8(was_fp8)
 
 
 def activate(name):
@@ -176,6 +190,27 @@ class Overrides:
     def remove(self):
         switched_on.discard(self)
         self.library._destroy()
+
+
+def put_fp8(on):
+    """Puts our kernels of FP8 before all others, or takes them away."""
+    if in_fp8:
+        in_fp8.pop()._destroy()
+    if not on:
+        return
+    name, keys, kernel = WITH_FP8
+    in_fp8.append(torch.library.Library("aten", "IMPL"))
+    for key in keys:
+        override(in_fp8[0], name, key, kernel, wanted=takes_fp8)
+
+
+def takes_fp8(arguments):
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
+    if arguments["attn_mask"] is not None or arguments["dropout_p"] > 0:
+        return False
+    if not all(type(t) in PLAIN and t.ndim == 4 for t in (query, key, value)):
+        return False
+    return query.dtype != torch.float64 and query.shape[2] == key.shape[2]
 
 
 def has_dropout(arguments):

@@ -251,11 +251,11 @@ Status describe_max_logit(Named max_logit, const fa3_tensor& q, Purpose purpose,
   return {};
 }
 
-// What trains nothing has no dropout.
+// Kernels of float8 and of caches have no dropout.
 Status check_dropout_can_be(const fa3_forward_params& params, const Problem& problem) {
   if (problem.has_float8()) {
     return unsupported("dropout_p: expected 0 with ", name_of(problem.kv_dtype),
-                       ", which has no gradients, got ", params.options.dropout_p);
+                       ", whose kernels have none, got ", params.options.dropout_p);
   }
   for (const Named& place :
        {Named{"page_table", params.page_table}, Named{"batch_index", params.batch_index}}) {

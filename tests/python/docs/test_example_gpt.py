@@ -14,6 +14,17 @@ pytest.importorskip("fa3", reason="the Python package is not built")
 TRAIN = ROOT / "examples" / "gpt" / "train.py"
 
 
+def test_tiny_gpt_learns_in_fp8_too(device, tmp_path):
+    results = tmp_path / "runs.jsonl"
+    command = [sys.executable, TRAIN, "--device", device, "--steps", "8", "--batch", "2"]
+    command += ["--attention", "fa3_fp8", "--json", results]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    run = json.loads(results.read_text())
+    assert run["attention"] == "fa3_fp8"
+    assert run["losses"][-1] < run["losses"][0] - 0.5
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_tiny_gpt_learns_the_same_with_both_attentions(device, tmp_path, dropout):
     results = tmp_path / "runs.jsonl"

@@ -13,7 +13,7 @@ from builds import ROOT
 PAGES = [
     *("index", "install", "quickstart", "features", "masks", "block-masks", "environment"),
     "monitoring",
-    *("flex", "score-functions", "gate", "mla"),
+    *("flex", "score-functions", "gate", "fp8", "mla"),
     *("examples/attention-of-a-sentence", "examples/memory-against-length"),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", re.M | re.S)

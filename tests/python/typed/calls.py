@@ -38,12 +38,15 @@ def options(q: Array, k: Array, v: Array) -> None:
     fa3.attention(q, k, v, engine="gpu")  # type: ignore[call-overload]
     fa3.attention(q, k, v, is_causal=True)  # type: ignore[call-overload]
     fa3.attention_fp8(q, k, v, causal=True, window=[3, 0])
+    fa3.attention_fp8(q, k, v, saved="quantized")
+    fa3.attention_fp8(q, k, v, saved="q8")  # type: ignore[call-overload]
     fa3.attention_fp8(q, k, v, page_table=k)  # type: ignore[call-overload]
     fa3.attention_backward(q, q, k, v, q, q, num_splits=2)  # type: ignore[call-arg]
 
 
 def switch() -> None:
     fa3.torch.enable_sdpa()
+    fa3.torch.enable_sdpa(fp8=True)
     with fa3.torch.sdpa("FA3"):
         fa3.torch.disable_sdpa()
     fa3.torch.enable_sdpa(1)  # type: ignore[arg-type]

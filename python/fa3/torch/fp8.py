@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.attention_fp8 with a gradient: torch.ops.fa3.forward_fp8 of quantized tensors.
+
+The gradient is that of attention in the wider type, at the LSE and the output of the FP8 forward;
+rounding to float8_e4m3fn counts as the identity. The backward's frame is that of the forward's
+kernel: k and v have lost their means, and neither the LSE nor the output knows of them. So P sums
+to what the forward's did, no mean of k multiplies what rounding leaves of rowsum(dS), and
+D = rowsum(dO * O) loses no bits to a mean of v. Numbers: docs/fp8.md.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from fa3._calls import DESCALE_ROWS
+from fa3._options import BOTH_PASSES, Options, in_order
+from fa3.masks import refuse_other_extents
+from fa3.torch import operators
+from fa3.torch.autograd import NO_GRADIENTS, run_gradients
+from fa3.torch.dropout import seeded
+from fa3.torch.library import Function, define, recorded_by
+from fa3.torch.quantize import quantize
+
+
+class Call(NamedTuple):
+    """The arguments of the operator before the options of both passes."""
+
+    q: Any  # wider tensors: what gradients flow into
+    k: Any
+    v: Any
+    q8: Any
+    k8: Any
+    v8: Any
+    q_descale: Any
+    k_descale: Any
+    v_descale: Any
+    k_mean: Any  # turned by Hadamard, as fa3.quantize returns it; None without center
+    v_mean: Any
+    joins_means: bool  # behind the kernel instead of inside of it
+    hadamard: bool
+    seed: int
+    saves_quantized: bool
+    v_transposed: bool
+    num_splits: int
+
+
+OWN = len(Call._fields)
+SCHEMA = (
+    f"({operators.QKV}, Tensor q8, Tensor k8, Tensor v8, Tensor q_descale, Tensor k_descale, "
+    "Tensor v_descale, Tensor? k_mean, Tensor? v_mean, bool joins_means, bool hadamard, int seed, "
+    f"bool saves_quantized, bool v_transposed, int num_splits, {operators.BACKWARD_OPTIONS}) "
+    "-> (Tensor out, Tensor lse, Tensor out_of_kernel)"
+)
+
+
+def kernel(*arguments):
+    """out, the LSE without k's mean if joins_means, and then out without v's mean, else nothing."""
+    call, options = Call(*arguments[:OWN]), Options(*arguments[OWN:])
+    means = {} if call.joins_means else {"k_mean": call.k_mean, "v_mean": call.v_mean}
+    descales = {name: getattr(call, name) for name in ("q_descale", "k_descale", "v_descale")}
+    layout = {"v_transposed": call.v_transposed, "num_splits": call.num_splits}
+    given = options._replace(**descales, **means, **layout).given()
+    out, lse, nothing = shapes(*arguments)
+    operators.run_forward(call.q8, call.k8, call.v8, out, lse, given)
+    if not call.joins_means:
+        return out, lse, nothing
+    return with_mean(out, lse, call.v_mean, options.cu_seqlens_q), lse, out
+
+
+def shapes(*arguments):
+    call = Call(*arguments[:OWN])
+    out = operators.new_out(call.q, call.v)
+    out_of_kernel = torch.empty_like(out) if call.joins_means else out.new_empty((0,))
+    return out, operators.new_lse(call.q), out_of_kernel
+
+
+class AttentionFp8(Function):
+    """(run, *Call, *options of both passes) -> (out, lse, out_of_kernel)."""
+
+    @staticmethod
+    def forward(ctx, run, *arguments):
+        call, options = Call(*arguments[:OWN]), Options(*arguments[OWN:])
+        operators.refuse_without_backward(call.q, call.k, call.v, options[: len(BOTH_PASSES)])
+        out, lse, out_of_kernel = run(*arguments)
+        ctx.mark_non_differentiable(out_of_kernel)
+        ctx.set_materialize_grads(False)
+        o = out_of_kernel if call.joins_means else out
+        saved = kept(call)
+        ctx.save_for_backward(o, lse, *saved, *options.tensors())
+        ctx.call = call._replace(**dict.fromkeys(Call._fields[: len(saved)]))
+        ctx.options = options.with_tensors(NO_GRADIENTS.tensors())
+        ctx.num_arguments = len(arguments)
+        return out, lse, out_of_kernel
+
+    @staticmethod
+    def backward(ctx, do, dlse, _):
+        o, lse, *tensors = ctx.saved_tensors
+        num_options = len(ctx.options.tensors())
+        saved, of_options = tensors[:-num_options], tensors[-num_options:]
+        call = ctx.call._replace(**dict(zip(Call._fields, saved, strict=False)))
+        options = ctx.options.with_tensors(of_options)
+        q, k, v = numbers_of_backward(call, o.dtype, options)
+        dq, dk, dv, named = run_gradients(do, q, k, v, o, lse, options, dlse)
+        others = (None,) * (OWN - 3)
+        return None, dq, dk, dv, *others, *named[: ctx.num_arguments - OWN]
+
+
+def kept(call):
+    """The tensors that the backward reads, in the order of Call."""
+    wide, small = call[:3], call[3:9]
+    none = (None,) * 6
+    numbers = (None, None, None, *small) if call.saves_quantized else (*wide, *none)
+    return *numbers, call.k_mean, call.v_mean
+
+
+def numbers_of_backward(call, dtype, options):
+    """q, k and v of the backward: without means if they join behind the forward's kernel."""
+    turn = rotation(call) if call.hadamard else None
+    cu_q, cu_k = options.cu_seqlens_q, options.cu_seqlens_k
+    if not call.saves_quantized:
+        if not call.joins_means:
+            return call.q, call.k, call.v
+        k_mean = turned_back(call.k_mean, turn)
+        return call.q, minus(call.k, k_mean, cu_k), minus(call.v, call.v_mean, cu_k)
+    k_mean, v_mean = (None, None) if call.joins_means else (call.k_mean, call.v_mean)
+    q = dequantized(call.q8, call.q_descale, None, cu_q)
+    k = dequantized(call.k8, call.k_descale, k_mean, cu_k)
+    v = dequantized(call.v8, call.v_descale, v_mean, cu_k)
+    return turned_back(q, turn).to(dtype), turned_back(k, turn).to(dtype), v.to(dtype)
+
+
+def rotation(call):
+    """(d, d) float32: fa3.quantize turns a row x of q or k into x @ rotation.
+
+    The mean of one row is that row, turned.
+    """
+    x = call.q8 if call.q is None else call.q
+    units = torch.eye(x.shape[-1], dtype=torch.float32, device=x.device)[:, None, None]
+    options = False, True, call.seed, None, None, 0, False, 0, 0
+    return quantize(units, "block", True, None, None, *options)[2][:, 0]
+
+
+def turned_back(x, turn):
+    return x if turn is None else x @ turn.T
+
+
+def minus(x, mean, cu_seqlens):
+    return (x - of_rows(mean, cu_seqlens, x)).to(x.dtype)
+
+
+def dequantized(x, descale, mean, cu_seqlens):
+    found = x.float() * scales_of_rows(descale, cu_seqlens, x)
+    return found if mean is None else found + of_rows(mean, cu_seqlens, x)
+
+
+def with_mean(out, lse, v_mean, cu_seqlens_q):
+    """out + v_mean, rounded once, in the rows that see a key."""
+    group = out.shape[-2] // v_mean.shape[1]
+    mean = of_rows(v_mean.repeat_interleave(group, 1), cu_seqlens_q, out)
+    sees = (lse > -torch.inf).transpose(-1, -2)[..., None]
+    return (out + mean * sees).to(out.dtype)
+
+
+def of_rows(x, cu_seqlens, rows):
+    """x, (sequences, heads, n), for each row of `rows`."""
+    return x[:, None] if cu_seqlens is None else x[sequences(cu_seqlens, rows)]
+
+
+def scales_of_rows(descale, cu_seqlens, rows):
+    """descale, of any scaling, for each row of `rows`."""
+    if descale.ndim == 1:
+        return descale
+    if descale.ndim == 2:
+        return of_rows(descale[..., None], cu_seqlens, rows)
+    if cu_seqlens is None:
+        of_each = descale.repeat_interleave(DESCALE_ROWS, 2)[:, :, : rows.shape[1]]
+        return of_each.transpose(1, 2)[..., None]
+    sequence = sequences(cu_seqlens, rows)
+    row = torch.arange(rows.shape[0], device=rows.device) - cu_seqlens[sequence]
+    block = (row // DESCALE_ROWS).clamp(max=descale.shape[2] - 1)  # rows of no sequence are behind
+    return descale[sequence, :, block][..., None]
+
+
+def sequences(cu_seqlens, rows):
+    """The sequence of each packed row; the last one of rows that no sequence owns."""
+    index = torch.arange(rows.shape[0], dtype=cu_seqlens.dtype, device=rows.device)
+    found = torch.searchsorted(cu_seqlens[1:], index, right=True)
+    return found.clamp(max=cu_seqlens.shape[0] - 2)
+
+
+forward_fp8 = define("forward_fp8", SCHEMA, kernel, shapes, recorded_by(AttentionFp8))
+
+
+def attend_fp8(inputs, quantized, how, options):
+    """attention_fp8() of tensors that need a gradient.
+
+    Args:
+        inputs: q, k, v.
+        quantized: a Quantized of each.
+        how: hadamard, seed, saves_quantized and v_transposed, by name.
+        options: those of attention_fp8(), by name.
+    """
+    q, k, _ = inputs
+    own = "return_lse", "return_max_logit", "generator"
+    given = {name: value for name, value in options.items() if name not in own}
+    if "block_mask" in options:
+        refuse_other_extents(options["block_mask"], q, k, options)
+    q8, k8, v8 = quantized
+    named = Options(*seeded(q, in_order("attention_fp8", given), options.get("generator")))
+    # A softcap, a sink and a gate see the scores and the output themselves.
+    is_shifted = named.softcap or named.sink is not None or named.gate is not None
+    call = Call(
+        *(*inputs, q8.x, k8.x, v8.x, q8.descale, k8.descale, v8.descale, k8.mean, v8.mean),
+        joins_means=k8.mean is not None and not is_shifted,
+        num_splits=named.num_splits,
+        **how,
+    )
+    out, lse, _ = forward_fp8(*call, *named[: len(BOTH_PASSES)])
+    if not options.get("return_lse"):
+        return out
+    if call.joins_means:
+        k_mean = turned_back(k8.mean, rotation(call) if call.hadamard else None)
+        group = q.shape[-2] // k_mean.shape[1]
+        mean = of_rows(k_mean.repeat_interleave(group, 1), named.cu_seqlens_q, q)
+        scale = q.shape[-1] ** -0.5 if named.scale is None else named.scale
+        lse = lse + scale * (q.float() * mean).sum(-1).transpose(-1, -2)
+    return out, lse
