@@ -150,7 +150,8 @@ void add_bench(CLI::App& app) {
   SweepFlags& sweep = flags->sweep;
   list("--engine", &sweep.engine, "who computes")->check(CLI::IsMember(engine_names()));
   list("--pass", &sweep.pass, "forward, backward")->check(CLI::IsMember({"fwd", "bwd"}));
-  list("--dtype", &sweep.dtype, "element types")->check(CLI::IsMember(kDtypeNames));
+  list("--dtype", &sweep.dtype, "element types; e4m3 forward")
+      ->check(CLI::IsMember(kForwardDtypeNames));
   list("--head-dim", &sweep.head_dim, "head dims")->check(CLI::Range(1, 512));
   list("--head-dim-v", &sweep.head_dim_v, "head dims of V; like --head-dim")
       ->check(CLI::Range(1, 512));
@@ -205,7 +206,7 @@ void add_info(CLI::App& app) {
   CLI::Option* head_dim_v =
       extent("--head-dim-v", &shape.head_dim_v, "of V and O; like --head-dim");
   info->add_option("--dtype", flags->dtype, "element type")
-      ->check(CLI::IsMember({"fp32", "fp16", "bf16", "e4m3"}))
+      ->check(CLI::IsMember(kForwardDtypeNames))
       ->capture_default_str();
   info->add_option("--kv-dtype", flags->kv_dtype, "of K and V in a quantized cache")
       ->check(CLI::IsMember({"e4m3", "e5m2"}));
@@ -258,12 +259,15 @@ Examples:
 
 constexpr const char* kFp8Help = R"(
 Data: N(0,1) + N(0,100) Bernoulli(0.001), the outliers of the FlashAttention-3 paper, new ones for
-each seed; or .npy files of shape (batch, seq, heads, dim). RMSE: root mean square of O minus that
-of the fp64 reference on the same unrounded data; the median over the seeds. better: how many times
-smaller than with a scale per tensor. FP8 rounds Q, K and V, and nothing else; outputs are fp16.
+each seed, and then Q, K and V of a trained transformer (examples/data); or .npy files of shape
+(batch, seq, heads, dim). RMSE: root mean square of O minus that of the fp64 reference on the same
+unrounded data; the median over the seeds. better: how many times smaller than with a scale per
+tensor. FP8 rounds Q, K and V, and on a GPU the weights; outputs are fp16. With --engine hopper,
+FlashAttention-2 is the engine ampere.
 
 Examples:
   fa3 fp8                                            Table 3 of the paper, and more: a few minutes
+  fa3 fp8 --engine hopper                            the same on a GPU
   fa3 fp8 --seqlen 1024 --seeds 3 --head-dim 64      some seconds
   fa3 fp8 --q Q.npy --k K.npy --v V.npy --causal     what it would cost your model)";
 
@@ -285,9 +289,7 @@ void add_fp8(CLI::App& app) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   add_mask_flags(*fp8, &flags->mask);
-  fp8->add_option("--threads", flags->engine.threads, "CPU threads; 0 = one per available core")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  add_engine_flags(*fp8, &flags->engine);
   fp8->footer(kFp8Help);
   fp8->callback([flags] { run_fp8(*flags); });
 }

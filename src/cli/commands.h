@@ -51,7 +51,7 @@ void run_info(const InfoFlags& flags, bool with_shape);
 
 struct Fp8Flags {
   std::string q, k, v;  // read; empty: data with outliers
-  std::vector<int64_t> head_dim = {64, 128};
+  std::vector<int64_t> head_dim = {64, 128, 256};
   int64_t seqlen = 4096, heads = 1;
   int seeds = 10;
   EngineFlags engine;

@@ -6,6 +6,7 @@
 namespace fa3::cli {
 
 const std::vector<std::string> kDtypeNames = {"fp32", "fp16", "bf16"};
+const std::vector<std::string> kForwardDtypeNames = {"fp32", "fp16", "bf16", "e4m3"};
 
 fa3_options options_of(const EngineFlags& engine, const MaskFlags& mask) {
   fa3_options options = default_options();

@@ -35,6 +35,7 @@ fa3_options options_of(const EngineFlags& engine, const MaskFlags& mask);
 
 // "fp32", "fp16", "bf16", as validated by the parser. dtype_of() knows "e4m3" and "e5m2", too.
 extern const std::vector<std::string> kDtypeNames;
+extern const std::vector<std::string> kForwardDtypeNames;  // and those without a backward
 fa3_dtype dtype_of(const std::string& name);
 
 }  // namespace fa3::cli

@@ -122,6 +122,10 @@ float element(const std::byte* data, fa3_dtype dtype, int64_t i) {
 }
 
 void set_element(std::byte* data, fa3_dtype dtype, int64_t i, float value) {
+  if (dtype == FA3_FLOAT8_E4M3) {
+    reinterpret_cast<Float8E4M3*>(data)[i] = from_float<Float8E4M3>(value);
+    return;
+  }
   visit_dtype(static_cast<DType>(dtype),
               [&]<class T>(T) { reinterpret_cast<T*>(data)[i] = from_float<T>(value); });
 }

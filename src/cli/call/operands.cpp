@@ -53,7 +53,8 @@ void add_outputs(Operands* operands, const Wanted& wanted) {
   const fa3_dtype dtype = operands->q.dtype();
   const std::vector<int64_t> o_shape =
       ordered(operands->layout, q.shape[0], q.shape[1], q.shape[2], operands->v.shape()[3]);
-  operands->o = make(dtype, o_shape, wanted.memory);
+  const fa3_dtype o_dtype = dtype == FA3_FLOAT8_E4M3 ? FA3_BFLOAT16 : dtype;
+  operands->o = make(o_dtype, o_shape, wanted.memory);
   operands->lse = make(FA3_FLOAT32, {q.shape[0], q.shape[2], q.shape[1]}, wanted.memory);
   if (wanted.backward) {
     if (!operands->d_o.present()) operands->d_o = make(dtype, o_shape, wanted.memory);

@@ -48,6 +48,9 @@ void require_room(const BenchCase& bench, const Operands& asked, bool on_gpu, si
 
 Measured measure(const BenchCase& bench, const BenchFlags& flags) {
   require_engine(bench.engine);
+  if (bench.backward && bench.dtype == FA3_FLOAT8_E4M3) {
+    throw CommandError(kExitUnsupported, "--dtype e4m3: expected --pass fwd, got bwd");
+  }
   const Layout layout = flags.layout == "bshd" ? Layout::bshd : Layout::bhsd;
   fa3_options options = default_options();
   options.engine = engine_id(bench.engine);

@@ -4,8 +4,6 @@
 // whose score matrix would not fit. Both checked against the double-precision reference.
 #include <fmt/format.h>
 
-#include <filesystem>
-
 #include "cli/bench/machine.h"
 #include "cli/bench/timing.h"
 #include "cli/call/calls.h"
@@ -14,6 +12,7 @@
 #include "cli/call/execution.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
+#include "cli/files/example_data.h"
 #include "cli/files/npy_file.h"
 #include "cli/flags.h"
 #include "cli/text.h"
@@ -75,33 +74,19 @@ Shape shape_of(const Operands& operands) {
           .head_dim_v = operands.v.shape()[3]};
 }
 
-std::string layer_file(const DemoFlags& flags, int layer, const char* tensor) {
-  return fmt::format("{}/minilm_layer{}_{}.npy", flags.data, layer, tensor);
-}
-
 Operands load_layer(const DemoFlags& flags, int layer) {
   Operands operands;
   const fa3_dtype dtype = dtype_of(flags.dtype);
-  operands.q = read_npy(layer_file(flags, layer, "q"), 4, dtype);
-  operands.k = read_npy(layer_file(flags, layer, "k"), 4, dtype);
-  operands.v = read_npy(layer_file(flags, layer, "v"), 4, dtype);
+  operands.q = read_npy(layer_file(flags.data, layer, "q"), 4, dtype);
+  operands.k = read_npy(layer_file(flags.data, layer, "k"), 4, dtype);
+  operands.v = read_npy(layer_file(flags.data, layer, "v"), 4, dtype);
   add_outputs(&operands, {});
   return operands;
 }
 
-// The layers of which there are files: all of these in the sources, the first where fa3 is
-// installed.
-std::vector<int> layers(const DemoFlags& flags) {
-  std::vector<int> found;
-  for (int layer : {0, 2, 5}) {
-    if (std::filesystem::exists(layer_file(flags, layer, "q"))) found.push_back(layer);
-  }
-  return found;
-}
-
 bool show_layers(const DemoFlags& flags) {
   const fa3_options options = ours(flags);
-  const std::vector<int> shown = layers(flags);
+  const std::vector<int> shown = layers_in(flags.data);
   const Operands first = load_layer(flags, shown.front());
   const std::string plan = plan_text(forward_question(first, options));
   fmt::print(
@@ -139,16 +124,6 @@ bool show_layers(const DemoFlags& flags) {
       "\n   error: of O against double precision, relative, beside that of standard attention\n"
       "   (S and P stored) in the same dtype. memory: inputs, outputs and workspace.\n");
   return passed;
-}
-
-// In the sources, or ../share/fa3/demo of the folder that the command lies in.
-std::string data_folder() {
-  const std::string in_sources = "examples/data";
-  if (std::filesystem::exists(in_sources)) return in_sources;
-  std::error_code unknown;
-  const auto command = std::filesystem::read_symlink("/proc/self/exe", unknown);
-  const auto installed = command.parent_path().parent_path() / "share" / "fa3" / "demo";
-  return std::filesystem::exists(installed) ? installed.string() : in_sources;
 }
 
 // The query rows that are checked, spread over the sequence with its ends.
@@ -244,7 +219,7 @@ void run_demo(const DemoFlags& given) {
   require_engine(given.engine.engine);
   DemoFlags flags = given;
   if (flags.data.empty()) flags.data = data_folder();
-  if (layers(flags).empty()) {
+  if (layers_in(flags.data).empty()) {
     throw CommandError(
         kExitBadInput,
         fmt::format("--data {}: expected minilm_layer0_q.npy and its like there, got "

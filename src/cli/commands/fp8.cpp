@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3 fp8: what FP8 costs in accuracy, by method, on data with outliers (FlashAttention-3,
-// section 4.3 and Table 3) or on the user's own.
+// section 4.3 and Table 3), on a trained transformer's Q, K and V, or on the user's own.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "cli/call/calls.h"
+#include "cli/call/execution.h"
+#include "cli/call/gpu.h"
 #include "cli/call/random.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
+#include "cli/files/example_data.h"
 #include "cli/files/npy_file.h"
 #include "cli/text.h"
 #include "core/quantization.h"
@@ -23,11 +26,15 @@ struct Method {
   const char* name;
   fa3_dtype dtype;
   Scaling scaling = Scaling::per_tensor;
-  bool hadamard = false;  // of Q and K
-  bool centred = false;   // K and V
+  bool hadamard = false;                   // of Q and K
+  bool centred = false;                    // K and V
+  fa3_engine_id engine = FA3_ENGINE_AUTO;  // other than the command's
 };
 
+// Standard attention stores S and P in fp16: the baseline of the paper's table.
 constexpr Method kMethods[] = {
+    {"fp16, standard attention", FA3_FLOAT16, {}, false, false, FA3_ENGINE_STANDARD},
+    {"fp16, FlashAttention-2", FA3_FLOAT16, {}, false, false, FA3_ENGINE_AMPERE},
     {"fp16", FA3_FLOAT16},
     {"bf16", FA3_BFLOAT16},
     {"e4m3, a scale per tensor", FA3_FLOAT8_E4M3},
@@ -38,7 +45,13 @@ constexpr Method kMethods[] = {
     {"e4m3, per block, centred", FA3_FLOAT8_E4M3, Scaling::per_block, false, true},
     {"e4m3, per block, both", FA3_FLOAT8_E4M3, Scaling::per_block, true, true},
 };
-constexpr size_t kPerTensor = 2;  // what the others are compared with
+constexpr size_t kPerTensor = 4;  // what the others are compared with
+static_assert(kMethods[kPerTensor].dtype == FA3_FLOAT8_E4M3);
+
+// FlashAttention-2 is an engine of GPUs, beside another one there.
+bool is_shown(const Method& method, const EngineFlags& engine) {
+  return method.engine != FA3_ENGINE_AMPERE || engine.engine == "hopper";
+}
 
 struct Inputs {
   HostTensor q, k, v;  // fp32, (batch, seq, heads, dim)
@@ -89,7 +102,31 @@ struct Small {
   }
 };
 
+// The call on copies of its tensors in the device's memory.
+HostTensor attend_on_gpu(ForwardArgs args, const Device& device, const HostTensor& o) {
+  std::vector<gpu::Buffer> copies;
+  HostTensor found(o.dtype(), o.shape());
+  for (fa3_tensor* tensor : {&args.q, &args.k, &args.v, &args.q_descale, &args.k_descale,
+                             &args.v_descale, &args.k_mean, &args.v_mean, &args.o}) {
+    if (tensor->rank == 0) continue;
+    const std::vector<int64_t> shape(tensor->shape, tensor->shape + tensor->rank);
+    const auto dtype = static_cast<fa3_dtype>(tensor->dtype);
+    copies.emplace_back(HostTensor::shape_only(dtype, shape).bytes());
+    copies.back().read_from(static_cast<const std::byte*>(tensor->data));
+    tensor->data = copies.back().data();
+    tensor->device_type = device.type;
+    tensor->device_index = device.index;
+  }
+  const gpu::Buffer workspace(static_cast<int64_t>(workspace_bytes(args)));
+  gpu::seconds_of(
+      [&] { require(forward(args, workspace.data(), static_cast<size_t>(workspace.bytes()))); });
+  copies.back().write_to(found.data());
+  return found.converted(FA3_FLOAT32);
+}
+
 HostTensor attend(const ForwardArgs& args, const HostTensor& o) {
+  const Device device = device_of(args.options.engine);
+  if (device.type != FA3_CPU) return attend_on_gpu(args, device, o);
   Workspace workspace;
   reserve(&workspace, workspace_bytes(args));
   require(forward(args, workspace.data(), workspace.bytes()));
@@ -102,6 +139,7 @@ HostTensor output_of(const Method& method, const Inputs& in, const fa3_options& 
   shape[3] = in.v.shape()[3];
   ForwardArgs args;
   args.options = options;
+  if (method.engine != FA3_ENGINE_AUTO) args.options.engine = method.engine;
   if (method.dtype != FA3_FLOAT8_E4M3) {
     const HostTensor q = in.q.converted(method.dtype), k = in.k.converted(method.dtype),
                      v = in.v.converted(method.dtype), o(method.dtype, shape);
@@ -161,6 +199,7 @@ void measure(const Inputs& in, const Fp8Flags& flags, Errors* errors) {
   args.o = o.view();
   const HostTensor truth = attend(args, o);
   for (size_t i = 0; i < std::size(kMethods); ++i) {
+    if (!is_shown(kMethods[i], flags.engine)) continue;
     const HostTensor got = output_of(kMethods[i], in, options, flags.engine);
     (*errors)[i].push_back(rmse(got, truth));
   }
@@ -169,6 +208,7 @@ void measure(const Inputs& in, const Fp8Flags& flags, Errors* errors) {
 void print_errors(const Table& table, const std::string& data, const Errors& errors) {
   const double per_tensor = median(errors[kPerTensor]);
   for (size_t i = 0; i < errors.size(); ++i) {
+    if (errors[i].empty()) continue;
     const double error = median(errors[i]);
     table.print_row({data, kMethods[i].name, fmt::format("{:.2e}", error),
                      i < kPerTensor ? "" : fmt::format("{:.2f}x", per_tensor / error)});
@@ -182,17 +222,18 @@ void run_fp8(const Fp8Flags& flags) {
   if (own != !flags.k.empty() || own != !flags.v.empty()) {
     throw CommandError(kExitBadInput, "--q, --k, --v: expected all three or none, got fewer");
   }
+  require_engine(flags.engine.engine);
   const Table table({{"data", 10, false}, {"method", 27, false}, {"RMSE", 8}, {"better", 7}});
+  const auto show_files = [&](const std::string& name, const std::string& q, const std::string& k,
+                              const std::string& v) {
+    Errors errors(std::size(kMethods));
+    measure({read_npy(q, 4, FA3_FLOAT32), read_npy(k, 4, FA3_FLOAT32), read_npy(v, 4, FA3_FLOAT32)},
+            flags, &errors);
+    print_errors(table, name, errors);
+  };
   Progress progress("fp8", own ? 1 : static_cast<int64_t>(flags.head_dim.size()) * flags.seeds);
   table.print_header();
-  if (own) {
-    Errors errors(std::size(kMethods));
-    const Inputs in{read_npy(flags.q, 4, FA3_FLOAT32), read_npy(flags.k, 4, FA3_FLOAT32),
-                    read_npy(flags.v, 4, FA3_FLOAT32)};
-    measure(in, flags, &errors);
-    print_errors(table, "files", errors);
-    return;
-  }
+  if (own) return show_files("files", flags.q, flags.k, flags.v);
   for (int64_t dim : flags.head_dim) {
     Errors errors(std::size(kMethods));
     for (int seed = 0; seed < flags.seeds; ++seed) {
@@ -201,6 +242,11 @@ void run_fp8(const Fp8Flags& flags) {
     }
     progress.erase();
     print_errors(table, fmt::format("d{}", dim), errors);
+  }
+  const std::string folder = data_folder();
+  for (int layer : layers_in(folder)) {
+    const auto file = [&](const char* tensor) { return layer_file(folder, layer, tensor); };
+    show_files(fmt::format("layer {}", layer), file("q"), file("k"), file("v"));
   }
 }
 

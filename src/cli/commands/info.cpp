@@ -77,9 +77,6 @@ Operands operands_of(const InfoFlags& flags) {
   Operands operands =
       make_operands(flags.shape, dtype, Layout::bshd,
                     {.backward = true, .sink = flags.sink, .memory = Memory::shapes_only});
-  if (dtype == FA3_FLOAT8_E4M3) {
-    operands.o = HostTensor::shape_only(FA3_BFLOAT16, operands.o.shape());
-  }
   if (!flags.kv_dtype.empty()) {
     const fa3_dtype of_cache = dtype_of(flags.kv_dtype);
     operands.k = HostTensor::shape_only(of_cache, operands.k.shape());

@@ -204,6 +204,16 @@ TEST_F(Command, bench_prints_only_json_with_every_key) {
   }
 }
 
+TEST_F(Command, bench_times_fp8_forward_and_skips_its_backward) {
+  const Outcome outcome =
+      start("bench --engine cpu --dtype e4m3 --pass fwd,bwd --seqlen 16 --repeats 1 --json -");
+  EXPECT_EQ(outcome.code, kExitUnsupported) << outcome.output;
+  EXPECT_NE(outcome.output.find("\"dtype\":\"e4m3\""), std::string::npos) << outcome.output;
+  EXPECT_NE(outcome.output.find("expected --pass fwd, got bwd"), std::string::npos)
+      << outcome.output;
+  EXPECT_NE(outcome.output.find("1 of 2 cases"), std::string::npos) << outcome.output;
+}
+
 // 2^40 sequences of 16 tokens are 16 PiB, which no machine has.
 TEST_F(Command, bench_skips_what_does_not_fit_and_goes_on) {
   for (const char* pass : {"fwd", "bwd"}) {
@@ -330,13 +340,26 @@ double rmse_of(const std::string& table, const std::string& method) {
 TEST(Fp8Command, shows_what_each_method_costs) {
   const Outcome outcome = start("fp8 --seqlen 600 --seeds 3 --head-dim 64");
   ASSERT_EQ(outcome.code, kExitOk) << outcome.output;
-  const double fp16 = rmse_of(outcome.output, "fp16"), bf16 = rmse_of(outcome.output, "bf16"),
+  const double fp16 = rmse_of(outcome.output, " fp16"), bf16 = rmse_of(outcome.output, "bf16"),
                per_tensor = rmse_of(outcome.output, "e4m3, a scale per tensor"),
                papers = rmse_of(outcome.output, "e4m3, per block, Hadamard");
+  EXPECT_LE(fp16, rmse_of(outcome.output, "fp16, standard attention")) << outcome.output;
   EXPECT_LT(fp16, bf16 / 4) << outcome.output;
   EXPECT_LT(bf16, papers / 4) << outcome.output;
   EXPECT_LT(papers, per_tensor / 1.4) << outcome.output;
   EXPECT_LT(per_tensor, 0.1) << outcome.output;
+}
+
+TEST(Fp8Command, goes_on_to_a_trained_transformer) {
+  const Outcome outcome = start("fp8 --seqlen 64 --seeds 1 --head-dim 32 --engine cpu", "2>&1",
+                                "cd " FA3_EXAMPLE_DATA "/../.. && ");
+  ASSERT_EQ(outcome.code, kExitOk) << outcome.output;
+  for (const char* data : {"d32", "layer 0", "layer 2", "layer 5"}) {
+    const size_t at = outcome.output.find(data);
+    ASSERT_NE(at, outcome.output.npos) << outcome.output;
+    const std::string table = outcome.output.substr(at);
+    EXPECT_LT(rmse_of(table, "e4m3, per block, both"), 0.1) << outcome.output;
+  }
 }
 
 TEST_F(Command, fp8_takes_files) {
