@@ -207,4 +207,22 @@ Status describe_latent_cache(LatentCacheNames names, const fa3_mla_cache& given,
   return is_tensor ? describe_scales(descale, rows, purpose, cache) : Status{};
 }
 
+Status check_float(Named named) {
+  return check_dtype(named, {DType::float32, DType::float16, DType::bfloat16});
+}
+
+Status check_numbers(Named named, int64_t count, const fa3_tensor& like, Purpose purpose) {
+  FA3_TRY(check_form(named, 1, "(rows)"));
+  FA3_TRY(check_dtype(named, {DType::int32}));
+  FA3_TRY(check_last_stride(named));
+  FA3_TRY(check_extent(named, 0, count, "rows"));
+  FA3_TRY(check_same_device(named, {"cache", like}));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+Status check_none(Named named, const char* since) {
+  if (!present(named.tensor)) return {};
+  return invalid(named.name, ": expected none ", since, ", got one");
+}
+
 }  // namespace fa3::api
