@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 
+from fa3 import _backends
 from fa3._arrays import empty, is_torch, type_of
 from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
@@ -105,6 +106,9 @@ def attention_fp8(
     if not is_compiled(q) and sampler() is not None:
         sampler().see(q, k, v, result, given)
     return result
+
+
+_backends.attention_fp8 = attention_fp8
 
 
 def attend(q, v, quantized, transposed, out, options):

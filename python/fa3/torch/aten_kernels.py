@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from fa3 import _backends
 from fa3._options import BOTH_PASSES, Options
 from fa3.masks import BlockMask, from_dense
 from fa3.torch.aten_dropout import (
@@ -292,14 +293,12 @@ def sdpa_with_mask(
 
 def sdpa_in_fp8(query, key, value, is_causal, scale, enable_gqa, **unknown):
     """scaled_dot_product_attention by fa3.attention_fp8. Differentiable."""
-    from fa3.fp8 import attention_fp8  # with its first call: it imports fa3.torch
-
     refuse(**unknown)
     refuse_where_flash_is_off()
     if not (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
         raise Refused("different heads without enable_gqa are not supported")
     q, k, v = swapped(query, key, value)
-    return attention_fp8(q, k, v, causal=is_causal, scale=scale).transpose(1, 2)
+    return _backends.attention_fp8(q, k, v, causal=is_causal, scale=scale).transpose(1, 2)
 
 
 # cuDNN's operators. torch takes them before flash attention on Hopper: scaled_dot_product_attention
