@@ -10,11 +10,12 @@ import atexit
 import functools
 import os
 import sys
+import threading
 
 import numpy as np
 
 from fa3 import _backends
-from fa3._arrays import empty, is_torch, type_of
+from fa3._arrays import empty, is_torch, shape_of, type_of
 from fa3._options import OF_FORWARD, instead_of
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.ops import attention, torch_backend
@@ -78,9 +79,17 @@ def attention_fp8(
     if all(map(is_torch, inputs)):
         backend = torch_backend()
         q, k, v = inputs = backend.to_autocast_type(*inputs)
-        learns = backend.needs_gradient(*inputs, *given.values(), out)
+        numbers = {name: given.get(name) for name in ("scale", "softcap")}
+        backend.refuse_numbers_that_learn(**numbers)
+        # torch.func records by levels, which one tensor's requires_grad does not tell.
+        learns = backend.needs_gradient(*inputs, *given.values(), out) or is_transformed(q)
         if learns:
             refuse_without_gradient(given, out)
+            for name, x in (("k", k), ("v", v)):
+                if x.dtype != q.dtype:
+                    raise InvalidArgument(
+                        f"{name}: expected the type of q, {q.dtype}, got {x.dtype}"
+                    )
             q, k, v = (x.detach() for x in inputs)
     lengths = {
         side: {
@@ -168,26 +177,40 @@ class Sampler:
 
     def __init__(self, every):
         self.every = every
+        self.lock = threading.Lock()
+        self.begin()
+
+    def begin(self):
+        self.process = os.getpid()  # a child after fork begins again
         self.calls = {}  # by kind
         self.found = {}  # by kind: (samples, their sum, the largest), as difference() gives them
 
     def see(self, q, k, v, result, options):
-        if is_being_captured(q):
+        found = result[0] if isinstance(result, tuple) else result
+        if is_being_captured(q) or is_transformed(q) or not all(shape_of(found, "out")):
             return
         kind = f"{type_of(q)} q {tuple(q.shape)} k {tuple(k.shape)} v {tuple(v.shape)}"
-        self.calls[kind] = self.calls.get(kind, 0) + 1
-        if (self.calls[kind] - 1) % self.every == 0:
-            found = result[0] if isinstance(result, tuple) else result
+        with self.lock:
+            if self.process != os.getpid():
+                self.begin()
+            self.calls[kind] = number = self.calls.get(kind, 0) + 1
+        if (number - 1) % self.every == 0:
             plain = {"return_lse": False, "return_max_logit": False}
             given = {name: detached(x) for name, x in (options | plain).items()}
             wide = attention(q, k, v, **given)
             error = difference(found, wide)
-            samples, total, most = self.found.get(kind, (0, 0 * error, error))
             largest = sys.modules["torch"].maximum if is_torch(error) else max
-            self.found[kind] = samples + 1, total + error, largest(most, error)
+            with self.lock:
+                samples, total, most = self.found.get(kind, (0, 0 * error, error))
+                self.found[kind] = samples + 1, total + error, largest(most, error)
+
+    def samples(self):
+        """Of this process, by kind."""
+        with self.lock:
+            return dict(self.found) if self.process == os.getpid() else {}
 
     def report(self):
-        for kind, (samples, total, most) in self.found.items():
+        for kind, (samples, total, most) in self.samples().items():
             print(
                 f"fa3: fp8 differs by {100 * float(total) / samples:.3g}% from attention without "
                 f"quantization, at most {100 * float(most):.3g}% ({samples} of {self.calls[kind]} "
@@ -200,11 +223,12 @@ class Sampler:
 def sampler_of_environment():
     """The program's, or None where FA3_MONITOR_FP8 is not set."""
     text = os.environ.get("FA3_MONITOR_FP8", "")
-    if text in ("", "0"):
-        return None
-    if not text.isdecimal():
+    if text and not text.isdecimal():
         raise InvalidArgument(f"FA3_MONITOR_FP8: expected a number of calls, got {text!r}")
-    found = Sampler(int(text))
+    every = int(text or 0)
+    if every == 0:
+        return None
+    found = Sampler(every)
     atexit.register(found.report)
     return found
 
@@ -227,7 +251,7 @@ def watch(every):
 
 def sampled_error():
     """(mean, largest, samples) over all kinds of calls; None: no sample. Waits for their device."""
-    found = sampler().found.values() if sampler() else ()
+    found = sampler().samples().values() if sampler() else ()
     if not found:
         return None
     samples = sum(x[0] for x in found)
@@ -243,6 +267,11 @@ def is_compiled(array):
     return is_torch(array) and sys.modules["torch"].compiler.is_compiling()
 
 
+def is_transformed(array):
+    """By torch.func, whose levels end before a sample is read."""
+    return is_torch(array) and sys.modules["torch"]._C._are_functorch_transforms_active()
+
+
 def is_being_captured(array):
     """Into a CUDA graph, likewise."""
     return (
@@ -253,9 +282,10 @@ def is_being_captured(array):
 
 
 def difference(found, wide):
-    """2-norm of the difference over that of `wide`."""
+    """2-norm of the difference over that of `wide`, if it is not 0."""
     if is_torch(found):
         found, wide = found.detach().float(), wide.detach().float()
-        return (found - wide).norm() / wide.norm()
+        norm = wide.norm()
+        return (found - wide).norm() / norm.where(norm > 0, 1)
     found, wide = (np.asarray(x, dtype=np.float32) for x in (found, wide))
-    return np.linalg.norm(found - wide) / np.linalg.norm(wide)
+    return np.linalg.norm(found - wide) / (np.linalg.norm(wide) or 1)

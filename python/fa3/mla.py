@@ -148,7 +148,7 @@ def append(
         c_kv: (n, 512), of "v4" rows (n, 448); float16, bfloat16 or float32.
         k_pe: (n, 64); None writes zeros where rows have rope channels.
         slots: int32 or int64 (n,): page * page_size + row; a slot outside of the cache, such as -1,
-            is not written.
+            is not written. Of rows with one slot, one or parts of several stay.
         scaling: the scales of rows that hold their own: "pow2", powers of two, as FlashMLA writes
             them, or "exact", amax / 448, as vLLM's concat_and_cache_mla does.
         smallest: the smallest power of two of "v4" rows: "flash_mla" (2**-13), or "vllm" (from
@@ -274,7 +274,7 @@ def forward_call(given):
     q, q_rope = q if isinstance(q, (tuple, list)) else (q, None)
     shape_of(q, "q")
     empty_lse = given["empty_lse"]
-    if abs(empty_lse) != np.inf:
+    if empty_lse not in (np.inf, -np.inf):
         raise InvalidArgument(f"empty_lse: expected inf or -inf, got {empty_lse!r}")
     changed = {
         "q": q,

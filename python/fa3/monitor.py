@@ -234,8 +234,10 @@ def log_every(seconds: float, write: Callable[[str], object] = print_line) -> Ca
     Returns:
         A function that ends it.
     """
-    if not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise InvalidArgument(f"seconds: expected a number > 0, got {seconds!r}")
+    if not isinstance(seconds, (int, float)) or not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise InvalidArgument(
+            f"seconds: expected a number > 0, at most {threading.TIMEOUT_MAX:g}, got {seconds!r}"
+        )
     if not callable(write):
         raise InvalidArgument(f"write: expected a function that takes a line, got {write!r}")
     start()

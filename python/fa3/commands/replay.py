@@ -37,12 +37,17 @@ class Kept:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             data = file.read()
         self.notes = header.pop("__metadata__")
+        for name in ("line", "reason", "engine"):
+            self.notes[name] = "".join(c if c.isprintable() else "?" for c in self.notes[name])
+        if self.notes["engine"] not in ENGINES:
+            raise ValueError(self.notes["engine"])
         self.arrays = {name: self.array(name, entry, data) for name, entry in header.items()}
         if self.notes["call"] not in RUN:
             raise ValueError(self.notes["call"])
 
     def array(self, name, entry, data):
         begin, end = entry["data_offsets"]
+        refuse_negative(entry["shape"])
         dtype = type_of_name(TYPE_NAMES[entry["dtype"]])
         dense = np.frombuffer(data[begin:end], dtype).reshape(entry["shape"])
         laid_out = self.memory(name, dense.shape, dtype)
@@ -54,6 +59,7 @@ class Kept:
         if f"{name}.strides" not in self.notes:
             return np.empty(shape, dtype)
         strides = json.loads(self.notes[f"{name}.strides"])
+        refuse_negative(strides)
         last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         base = np.empty(last + 1 if all(shape) else 0, dtype)
         in_bytes = [step * base.itemsize for step in strides]
@@ -64,6 +70,7 @@ class Kept:
         if f"{name}.shape" not in self.notes:
             return None
         shape = json.loads(self.notes[f"{name}.shape"])
+        refuse_negative(shape)
         if dtype is not None:
             return np.zeros(shape, dtype)
         return self.memory(name, shape, type_of_name(self.notes[f"{name}.dtype"]))
@@ -86,6 +93,11 @@ class Kept:
         return values
 
 
+def refuse_negative(numbers):
+    if any(not isinstance(x, int) or x < 0 for x in numbers):
+        raise ValueError(numbers)
+
+
 def type_of_name(name):
     if name.startswith("float8"):
         import ml_dtypes
@@ -99,6 +111,8 @@ def on_gpu(array):
     import torch
 
     base = array if array.base is None else array.base
+    if not isinstance(base, np.ndarray):  # NumPy's holder of a strided array's memory
+        base = base.base
     whole = torch.from_numpy(np.ascontiguousarray(base).reshape(-1).view(np.uint8)).cuda()
     strides = [step // array.itemsize for step in array.strides]
     return whole.view(getattr(torch, array.dtype.name)).as_strided(array.shape, strides)
@@ -176,6 +190,18 @@ def compared(found, exact):
     return np.sum(~np.isfinite(found)), np.sum(~np.isfinite(exact)), largest, relative
 
 
+# What reading any other file raises; RecursionError is a RuntimeError.
+NO_KEPT_CALL = (
+    *(AttributeError, KeyError, TypeError, ValueError, OverflowError, MemoryError),
+    RecursionError,
+)
+
+
+def refuse(file):
+    print(f"fa3 replay: {file}: expected a file that FA3_DUMP wrote", file=sys.stderr)
+    return 2
+
+
 def main(arguments):
     parser = argparse.ArgumentParser(prog="fa3 replay", description=__doc__)
     parser.add_argument("file", help="a file that FA3_DUMP wrote")
@@ -186,18 +212,22 @@ def main(arguments):
     except OSError as error:
         print(f"fa3 replay: {given.file}: {error.strerror}", file=sys.stderr)
         return 2
-    except (KeyError, TypeError, ValueError, OverflowError, MemoryError):
-        print(f"fa3 replay: {given.file}: expected a file that FA3_DUMP wrote", file=sys.stderr)
-        return 2
+    except NO_KEPT_CALL:
+        return refuse(given.file)
     engine = given.engine or kept.notes["engine"]
     print(f"call    {kept.notes['line']}\nreason  {kept.notes['reason']}")
     print(f"engine  {engine}; the call ran on {kept.notes['engine']}")
-    exact = run(kept, "reference")
     try:
+        exact = run(kept, "reference")
         found = run(kept, engine)
-    except (Error, ImportError, RuntimeError) as error:
+    except (Error, ImportError) as error:
         print(f"failed  {error}")
         return 3 if isinstance(error, Unsupported) else 1
+    except NO_KEPT_CALL:
+        return refuse(given.file)
+    except RuntimeError as error:
+        print(f"failed  {error}")
+        return 1
     print("result    not finite  in double  largest error  relative error")
     is_well = True
     for name, values in found.items():

@@ -8,6 +8,8 @@ and k side by side in the rows of one latent cache: then no key is copied.
 import torch
 
 from fa3.errors import InvalidArgument
+from fa3.torch.autograd import FLOAT8
+from fa3.torch.operators import have_memory
 
 
 def joined(q, k, v, qv):
@@ -24,10 +26,14 @@ def joined(q, k, v, qv):
             f"qv: expected {q.dtype} of shape {expected}, that of q with v's head dim, got "
             f"{qv.dtype} of shape {tuple(qv.shape)}"
         )
-    if k.dtype != q.dtype or v.dtype != q.dtype:
+    if v.shape[:-1] != k.shape[:-1]:
         raise InvalidArgument(
-            f"k, v: expected q's type {q.dtype} with qv, got {k.dtype} and {v.dtype}; FP8 caches: "
-            "fa3.mla.attention"
+            f"v: expected {tuple(k.shape[:-1])}, as k, before its head dim, got {tuple(v.shape)}"
+        )
+    if k.dtype != q.dtype or v.dtype != q.dtype or q.dtype in FLOAT8:
+        raise InvalidArgument(
+            f"k, v: expected 16 or 32 bits and q's type {q.dtype} with qv, got {k.dtype} and "
+            f"{v.dtype}; FP8 caches: fa3.mla.attention"
         )
     keys = side_by_side(v, k)
     keys = torch.cat((v, k), -1) if keys is None else keys
@@ -36,7 +42,9 @@ def joined(q, k, v, qv):
 
 def side_by_side(v, k):
     """A view of rows [v | k] if k's rows lie behind v's in memory, else None."""
-    if torch.compiler.is_compiling() or v.shape[:-1] != k.shape[:-1]:
+    # A trace would keep these strides for other tensors.
+    is_traced = torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+    if torch.compiler.is_compiling() or is_traced or not have_memory(v, k):
         return None
     if torch.is_grad_enabled() and (v.requires_grad or k.requires_grad):
         return None

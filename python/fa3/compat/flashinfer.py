@@ -12,6 +12,7 @@ import torch
 
 import fa3
 from fa3.compat._arguments import int32, rows_of_stride_1, unsupported
+from fa3.compat._kvcache import renamed
 from fa3.errors import InvalidArgument, Unsupported
 
 __all__ = ["BatchMLAPagedAttentionWrapper", "append_paged_mla_kv_cache"]
@@ -87,10 +88,17 @@ class BatchMLAPagedAttentionWrapper:
         """
         unsupported(use_profiler=(use_profiler, False, "fa3 has no profiler within kernels"))
         given = [int32(x) for x in (qo_indptr, kv_indptr, kv_indices, kv_len_arr)]
+        sequences = given[3].numel()
+        is_replanned = self.buffers is not None and self.page_table is not None
+        if is_replanned and sequences != self.page_table.shape[0]:
+            raise InvalidArgument(
+                f"kv_len_arr: expected {self.page_table.shape[0]} sequences, as in the first "
+                f"plan() with use_cuda_graph, got {sequences}"
+            )
         longest = int(given[0].diff().max()) if given[0].numel() > 1 else 0
         most_pages = int(given[1].diff().max()) if given[1].numel() > 1 else 0
         if self.buffers is None:
-            given = [x.to(self.device) for x in given]
+            given = [x.to(self.device, copy=True) for x in given]
         else:
             given = [written(*x) for x in zip(self.buffers, given, strict=True)]
             most_pages = self.buffers[2].numel()
@@ -156,18 +164,21 @@ class BatchMLAPagedAttentionWrapper:
         q = (rows_of_stride_1(q_nope), rows_of_stride_1(q_pe)) if has_rope else q_nope
         e4m3 = ckv_cache.dtype == torch.float8_e4m3fn
         descale = descale_of(q_nope, ckv_scale, kpe_scale, has_rope) if e4m3 else None
-        result, natural = fa3.mla.attention(
-            q,
-            ckv_cache,
-            rope=kpe_cache if has_rope else None,
-            rows="tensor" if e4m3 else "latent",
-            descale=descale,
-            out=out,
-            return_lse=True,
-            **self.planned,
-        )
+        with renamed({"seqused_k": "kv_len_arr", "page_table": "kv_indices"}):
+            result, natural = fa3.mla.attention(
+                q,
+                ckv_cache,
+                rope=kpe_cache if has_rope else None,
+                rows="tensor" if e4m3 else "latent",
+                descale=descale,
+                out=out,
+                return_lse=True,
+                **self.planned,
+            )
         if not return_lse and lse is None:
             return result
+        if lse is not None and lse.shape != natural.T.shape:
+            raise InvalidArgument(f"lse: expected {tuple(natural.T.shape)}, got {tuple(lse.shape)}")
         new = natural.T if return_lse_base_on_e else natural.T * math.log2(math.e)
         lse = new.contiguous() if lse is None else lse.copy_(new)
         return (result, lse) if return_lse else result
@@ -184,12 +195,13 @@ def written(buffer, numbers):
 
 
 def page_table(kv_indptr, kv_indices, most_pages):
-    """(b, most_pages); behind a sequence's pages stand others, which nobody reads."""
+    """(b, most_pages); -1 behind a sequence's pages."""
     first = kv_indptr[:-1, None]
     if kv_indices.numel() == 0:
-        return first.new_zeros((first.shape[0], most_pages))
+        return first.new_full((first.shape[0], most_pages), -1)
     places = first + torch.arange(most_pages, dtype=first.dtype, device=first.device)
-    return kv_indices[places.clamp(max=kv_indices.numel() - 1).long()]
+    pages = kv_indices[places.clamp(max=kv_indices.numel() - 1).long()]
+    return pages.where(places < kv_indptr[1:, None], -1)
 
 
 def descale_of(q, ckv_scale, kpe_scale, has_rope):

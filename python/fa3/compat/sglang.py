@@ -99,7 +99,8 @@ def flash_attn_with_kvcache(
     """
     refuse(score_mod, aux_tensors)
     if only_qv:
-        q, k_cache, qv = qv, v_cache, None
+        unsupported(k=(k, None, "with only_qv the scores read v_cache alone: append before"))
+        q, k_cache, qv, k_descale = qv, v_cache, None, v_descale
     with renamed({"sink": "sinks"}):
         return attend(
             rows_of_stride_1(q),
@@ -166,7 +167,7 @@ def flash_attn_varlen_func(
     """
     refuse(score_mod, aux_tensors)
     if only_qv:
-        q, k, qv = qv, v, None
+        q, k, qv, k_descale = qv, v, None, v_descale
     cu_seqlens_k, seqused_k = int32(cu_seqlens_k), int32(seqused_k)
     if page_table is not None:
         seqused_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k

@@ -23,6 +23,7 @@ from fa3.torch.append import append as append
 from fa3.torch.autograd import attend as attend
 from fa3.torch.autograd import gradients as gradients
 from fa3.torch.autograd import to_autocast_type as to_autocast_type
+from fa3.torch.checks import refuse_numbers_that_learn as refuse_numbers_that_learn
 from fa3.torch.fp8 import attend_fp8 as attend_fp8
 from fa3.torch.library import needs_gradient as needs_gradient
 from fa3.torch.merge import merge as merge

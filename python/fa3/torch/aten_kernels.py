@@ -297,6 +297,8 @@ def sdpa_in_fp8(query, key, value, is_causal, scale, enable_gqa, **unknown):
     refuse_where_flash_is_off()
     if not (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
         raise Refused("different heads without enable_gqa are not supported")
+    if not query.dtype == key.dtype == value.dtype:
+        raise Refused("different types of query, key and value")
     q, k, v = swapped(query, key, value)
     return _backends.attention_fp8(q, k, v, causal=is_causal, scale=scale).transpose(1, 2)
 

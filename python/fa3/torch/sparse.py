@@ -125,22 +125,50 @@ def attend(q, kv, indices, index_count, sink, causal, numbers):
         q, kv = to_autocast_type(q, kv)
     kv = without_head("kv", kv, q.ndim)
     indices = without_head("indices", indices, q.ndim)
+    check_shapes(q, kv, indices, index_count)
     if causal:
         last = torch.arange(q.shape[-3], device=q.device) + (kv.shape[-2] - q.shape[-3])
         indices = indices.where(indices <= last[:, None], -1)
     if q.ndim == 3:
-        return run_forward(q, kv, indices, index_count, sink, *numbers)
+        return run_forward(q, *some_rows(kv, indices), index_count, sink, *numbers)
     batch, rows = q.shape[0], kv.shape[1]
     first = torch.arange(batch, dtype=torch.int32, device=q.device)[:, None, None] * rows
     inside = (indices >= 0) & (indices < rows)
     indices = torch.where(inside, indices + first, -1).int()
-    packed = (x.flatten(0, 1) for x in (q, kv, indices))
-    if index_count is not None and index_count.ndim == 2:
+    packed, *others = (x.flatten(0, 1) for x in (q, kv, indices))
+    if index_count is not None:
         index_count = index_count.flatten()
-    out, *per_row = run_forward(*packed, index_count, sink, *numbers)
-    return out.unflatten(0, (batch, -1)), *(
-        x.unflatten(1, (batch, -1)).transpose(0, 1) for x in per_row
+    out, *per_row = run_forward(packed, *some_rows(*others), index_count, sink, *numbers)
+    sequences = batch, q.shape[1]
+    return out.unflatten(0, sequences), *(
+        x.unflatten(1, sequences).transpose(0, 1) for x in per_row
     )
+
+
+def check_shapes(q, kv, indices, index_count):
+    """Of rank 3, or without sequences of rank 2."""
+    rows = tuple(q.shape[:-2])
+    if kv.shape[:-2] != q.shape[:-3]:
+        raise InvalidArgument(
+            f"kv: expected the {q.shape[0]} sequences of q, got {tuple(kv.shape)}"
+        )
+    if indices.shape[:-1] != rows:
+        raise InvalidArgument(
+            f"indices: expected {rows} lists, one for each query, got {tuple(indices.shape)}"
+        )
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise InvalidArgument(f"indices: expected int32 or int64, got {indices.dtype}")
+    if index_count is not None and index_count.shape != rows:
+        raise InvalidArgument(
+            f"index_count: expected {rows}, a count for each query, got {tuple(index_count.shape)}"
+        )
+
+
+def some_rows(kv, indices):
+    """Both, or where there are no rows one that no index names."""
+    if kv.shape[0] > 0:
+        return kv, indices
+    return torch.nn.functional.pad(kv, (0, 0, 0, 1)), torch.full_like(indices, -1)
 
 
 def without_head(name, tensor, ndim):

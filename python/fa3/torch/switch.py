@@ -208,7 +208,12 @@ def takes_fp8(arguments):
     query, key, value = (arguments[name] for name in ("query", "key", "value"))
     if arguments["attn_mask"] is not None or arguments["dropout_p"] > 0:
         return False
-    if not all(type(t) in PLAIN and t.ndim == 4 for t in (query, key, value)):
+    if not all(type(t) in PLAIN for t in (query, key, value)):
+        warn_once(
+            "fa3 computes plain tensors alone in FP8: compiled programs run in their own type"
+        )
+        return False
+    if not query.ndim == key.ndim == value.ndim == 4:
         return False
     return query.dtype != torch.float64 and query.shape[2] == key.shape[2]
 

@@ -136,6 +136,28 @@ def test_e4m3_caches_have_a_scale_for_each_part(rope):
         wrapper.run(*batch.q, *stored, **{**scales, "ckv_scale": math.inf})
 
 
+def test_a_plan_keeps_lengths_and_never_reads_other_sequences_pages():
+    batch = Batch([4, 3], [1, 1], 3)
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE)
+    batch.plan(wrapper, True)
+    out = wrapper.run(*batch.q, batch.ckv, batch.kpe)
+    batch.lengths.fill_(1)
+    assert torch.equal(wrapper.run(*batch.q, batch.ckv, batch.kpe), out)
+    batch.lengths = torch.tensor([4, 5], dtype=torch.int32)  # the second has a page of three
+    batch.plan(wrapper, True)
+    with pytest.raises(fa3.InvalidArgument, match="^kv_indices"):
+        wrapper.run(*batch.q, batch.ckv, batch.kpe)
+
+
+def test_a_graphs_batch_size_stays():
+    batch, other = Batch([4, 3], [1, 1], 3), Batch([4], [1], 3)
+    buffers = (torch.full((n,), -7, dtype=torch.int32) for n in (3, 3, 9, 2))
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE, True, *buffers)
+    batch.plan(wrapper, True)
+    with pytest.raises(fa3.InvalidArgument, match="^kv_len_arr: expected 2 sequences"):
+        other.plan(wrapper, True)
+
+
 def test_what_fa3_lacks_is_refused_by_name():
     batch = Batch([3], [1], 1)
     tensors = *batch.q, batch.ckv, batch.kpe

@@ -175,5 +175,42 @@ def test_what_does_not_fit_is_refused_by_name():
     with pytest.raises(fa3.InvalidArgument, match=r"qv: expected .*\(1, 2, 4, 256\).*got .*64"):
         flash_attn_interface.flash_attn_func(q, k, v, qv=q)
     qv = random(1, 2, 4, 256)
-    with pytest.raises(fa3.InvalidArgument, match="k, v: expected q's type torch.float32 with qv"):
+    with pytest.raises(
+        fa3.InvalidArgument, match="k, v: expected .*q's type torch.float32 with qv"
+    ):
         flash_attn_interface.flash_attn_func(q, k.half(), v.half(), qv=qv)
+
+
+def in_a_cache(cache, q, qv):
+    k, v = cache[..., 256:], cache[..., :256]
+    return flash_attn_interface.flash_attn_func(q, k, v, qv=qv, causal=True)
+
+
+def test_a_trace_reads_other_caches_than_it_was_made_with():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    q, qv = random(2, 3, 2, 64), random(2, 3, 2, 256, seed=1)
+    padded = random(2, 9, 1, 328, seed=3)[..., :320]
+    short, long = random(2, 9, 1, 320, seed=2), random(2, 12, 1, 320, seed=4)
+    graph = make_fx(in_a_cache)(short, q, qv)
+    close(graph(padded, q, qv), in_a_cache(padded, q, qv).double())
+    traced = torch.jit.trace(in_a_cache, (short, q, qv), check_trace=False)
+    close(traced(long, q, qv), in_a_cache(long, q, qv).double())
+
+
+def test_transforms_of_torch_func_take_it():
+    q, qv = random(2, 3, 2, 64), random(2, 3, 2, 256, seed=1)
+    cache = random(2, 9, 1, 320, seed=2)
+    each = torch.func.vmap(lambda *x: in_a_cache(*(y[None] for y in x))[0])
+    close(each(cache, q, qv), in_a_cache(cache, q, qv).double())
+
+
+def test_float8_beside_qv_and_other_lengths_are_refused_by_name():
+    q, qv = random(1, 3, 2, 64), random(1, 3, 2, 256, seed=1)
+    k, v = random(1, 9, 1, 64, seed=2), random(1, 9, 1, 256, seed=3)
+    small = (x.to(torch.float8_e4m3fn) for x in (q, k, v, qv))
+    call = flash_attn_interface.flash_attn_func
+    with pytest.raises(fa3.InvalidArgument, match="^k, v: .*fa3.mla.attention"):
+        call(*list(small)[:3], qv=qv.to(torch.float8_e4m3fn))
+    with pytest.raises(fa3.InvalidArgument, match="^v: expected"):
+        call(q, k, v[:, 1:], qv=qv)

@@ -29,6 +29,8 @@ def expected(q, kv, indices, counts, scale, sink, do, dlse, with_sink):
         if with_sink:
             lse[:, i] = sink
         if not keys:
+            if with_sink:  # which is the LSE
+                dsink += np.where(np.isinf(sink), 0, dlse[:, i])
             continue
         k = kv[keys]
         scores = scale * q[i] @ k.T
@@ -226,6 +228,36 @@ def test_what_cannot_be_is_refused_by_name():
     )
     with pytest.raises(fa3.Unsupported, match="no second derivatives"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("kv", random(1, 7, 576)),
+        ("indices", torch.zeros(1, 3, 4, dtype=torch.int32)),
+        ("indices", torch.zeros(2, 3, 4)),
+        ("indices", torch.zeros(2, 3, 4, dtype=torch.bool)),
+        ("index_count", torch.ones(3, 2, dtype=torch.int32)),
+        ("index_count", torch.ones(6, dtype=torch.int32)),
+    ],
+    ids=lambda x: x if isinstance(x, str) else f"{tuple(x.shape)} {x.dtype}",
+)
+def test_shapes_that_would_be_spread_out_are_refused(name, value):
+    given = {"kv": random(2, 7, 576), "indices": torch.zeros(2, 3, 4, dtype=torch.int64)}
+    given |= {"q": random(2, 3, 2, 576), name: value}
+    with pytest.raises(fa3.InvalidArgument, match=f"^{name}: expected"):
+        mla.sparse_attention(**given)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2, 576), (2, 3, 2, 576), (3, 2, 576)])
+def test_nothing_to_attend_to_gives_zeros_and_gradients_of_zero(shape):
+    q = random(*shape).requires_grad_()
+    kv = torch.empty(*shape[:-3], 0, 576, requires_grad=True)
+    indices = torch.zeros(*shape[:-2], 4, dtype=torch.int64)
+    out, lse = mla.sparse_attention(q, kv, indices, return_lse=True)
+    assert out.shape == (*shape[:-1], DIM_V) and not out.any() and (lse == -torch.inf).all()
+    out.sum().backward()
+    assert kv.grad.shape == kv.shape and not q.grad.any()
 
 
 def test_gradients_on_a_gpu_are_refused_by_name():

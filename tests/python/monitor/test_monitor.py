@@ -157,6 +157,23 @@ def test_a_wrong_number_of_fp8_calls_is_refused(every):
         monitor.start(fp8_every=every)
 
 
+def test_samples_of_nothing_and_of_a_parent_do_not_count():
+    done = run("""
+        import os, numpy as np, fa3
+        fa3.monitor.start(fp8_every=1)
+        nothing, zeros = np.zeros((1, 0, 1, 16), np.float32), np.zeros((1, 4, 1, 16), np.float32)
+        fa3.attention_fp8(nothing, nothing, nothing)
+        assert fa3.fp8.sampled_error() is None
+        fa3.attention_fp8(zeros, zeros, zeros)
+        assert fa3.fp8.sampled_error() == (0, 0, 1)
+        child = os.fork()
+        if child == 0:
+            os._exit(fa3.fp8.sampled_error() is not None)
+        assert os.waitpid(child, 0)[1] == 0
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_prometheus_has_every_number_with_its_labels():
     fa3.attention(*arrays())
     rows, text = monitor.snapshot(), monitor.prometheus()

@@ -264,3 +264,28 @@ def test_threads_and_forked_children_write_whole_lines_and_files_of_their_own(tm
     assert all(line.startswith("fa3: forward q=float32[1,4,1,8] k=") for line in lines)
     assert sum(" -> cpu: tiled" in line for line in lines) == 8 * 30
     assert all(path.suffix == ".safetensors" for path in tmp_path.iterdir())
+
+
+def kept(strides, shape=(2, 9, 4, 16)):
+    from fa3.commands import replay
+
+    call = replay.Kept.__new__(replay.Kept)
+    call.notes = {"q.strides": json.dumps(strides)}
+    return replay, call.memory("q", shape, np.dtype("float32"))
+
+
+@pytest.mark.parametrize("strides", [[576, 16, 144, 1], [1152, 64, 16, 1], [0, 64, 16, 1]])
+def test_a_gpu_gets_the_strides_and_the_numbers(strides, monkeypatch):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)  # the copy alone
+    replay, array = kept(strides)
+    array[...] = np.random.default_rng(0).standard_normal(array.shape)
+    found = replay.on_gpu(array)
+    assert list(found.stride()) == strides
+    np.testing.assert_array_equal(found.numpy(), array)
+
+
+@pytest.mark.parametrize("strides", [[576, 64, 16, -1], [3000000, -375000, 0, 1], [0.5, 1, 1, 1]])
+def test_strides_that_leave_their_memory_are_refused(strides):
+    with pytest.raises(ValueError, match=str(strides[1])):
+        kept(strides)

@@ -281,6 +281,26 @@ def test_transforms_of_torch_func_have_the_gradients_of_autograd(qkv):
     assert all(map(torch.equal, found, torch.autograd.grad(loss_of(*qkv), qkv)))
 
 
+def test_transforms_in_any_order_have_it(qkv):
+    x = torch.stack([qkv[1], qkv[2]]).detach()
+    each = torch.stack([fa3.attention_fp8(y, y, y) for y in x])
+    alone = torch.func.vmap(lambda y: fa3.attention_fp8(y, y, y))
+    torch.testing.assert_close(alone(x), each, rtol=2**-7, atol=2**-7)
+    outside = torch.func.grad(lambda z: alone(z).float().sum())(x)
+    inside = torch.func.vmap(torch.func.grad(lambda y: fa3.attention_fp8(y, y, y).float().sum()))(x)
+    torch.testing.assert_close(outside, inside, rtol=2**-6, atol=2**-6)  # sums round by levels
+    assert inside.any()
+
+
+def test_numbers_that_learn_and_mixed_types_are_refused_by_name(qkv):
+    for name in ("scale", "softcap"):
+        with pytest.raises(fa3.Unsupported, match=f"^{name}: expected a number"):
+            fa3.attention_fp8(*qkv, **{name: torch.tensor(0.5, requires_grad=True)})
+    q, k, v = qkv
+    with pytest.raises(fa3.InvalidArgument, match="^k: expected the type of q"):
+        fa3.attention_fp8(q, k.float() if k.dtype != torch.float32 else k.half(), v)
+
+
 def test_second_derivatives_are_refused(qkv):
     (dq,) = torch.autograd.grad(loss_of(*qkv), qkv[0], create_graph=True)
     with pytest.raises(fa3.Unsupported, match="no second derivatives of attention"):

@@ -150,6 +150,11 @@ Status run_query(const MlaBackwardProblem& p, int64_t query, const Slot& s) {
     Plan plan;
     FA3_TRY(plan_backward(small, &plan));
     FA3_TRY(run_backward(small, plan, s.workspace, nullptr));
+  } else if (p.sink != nullptr && p.lse_with_sink && p.d_lse.data != nullptr) {
+    // The LSE is the sink.
+    for (int64_t h = 0; h < p.heads; ++h) {
+      if (!std::isinf(p.sink[h])) s.dsink[h] = *p.d_lse.at(b, h, row);
+    }
   }
   visit_dtype(p.dq.dtype, [&]<class T>(T) {
     for (int64_t h = 0; h < p.heads; ++h) {
