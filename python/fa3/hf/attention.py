@@ -48,7 +48,7 @@ def attention_forward(
     deterministic=None,
     cache=None,
     gate=None,
-    attend=attention,
+    attend=None,
     **others,
 ):
     """softmax(scaling * query key^T) value under the mask.
@@ -64,7 +64,7 @@ def attention_forward(
             described.
         gate: (batch, queries, heads, dv), or without the last dimension: logits of an output gate,
             `out = sigmoid(gate) * attention`, from a layer that does not multiply itself.
-        attend: computes calls that are not over a cache; those run fa3.attention.
+        attend: computes calls that are not over a cache instead of fa3.attention.
         cache: the paged cache of continuous batching (paged.py), with its arguments in others.
         others: None, or a name in HARMLESS.
 
@@ -75,6 +75,7 @@ def attention_forward(
         fa3.Unsupported: dropout with a paged cache, a mask that a model made itself, or any other
             argument that fa3 has nothing to do with; by its name.
     """
+    attend = attend or attention
     is_paged = hasattr(cache, "cache_allocators")
     refuse_unknown(paged.without_arguments(others) if is_paged else {"cache": cache, **others})
     if gate is not None and (is_paged or onnx.is_exporting()):
