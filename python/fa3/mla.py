@@ -105,7 +105,34 @@ def attention(
     Raises what fa3.attention() raises. Rows behind lengths and counts, and rows that no valid entry
     names, are never read: they may hold NaN.
     """
-    call = forward_call(locals())
+    call = forward_call(
+        q,
+        cache=cache,
+        rope=rope,
+        rows=rows,
+        descale=descale,
+        page_table=page_table,
+        seqused_k=seqused_k,
+        causal=causal,
+        indices=indices,
+        index_count=index_count,
+        extra_cache=extra_cache,
+        extra_rope=extra_rope,
+        extra_rows=extra_rows,
+        extra_descale=extra_descale,
+        extra_indices=extra_indices,
+        extra_index_count=extra_index_count,
+        sink=sink,
+        scale=scale,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        lse_with_sink=lse_with_sink,
+        empty_lse=empty_lse,
+        num_splits=num_splits,
+        batch_invariant=batch_invariant,
+        engine=engine,
+        num_threads=num_threads,
+    )
     if is_torch(call.q):
         out, lse, largest = torch_backend().mla.attend(call, out, return_lse, return_max)
     else:
@@ -120,7 +147,7 @@ def plan(q, cache, **options):
     """The plan for `attention(q, cache, **options)` in words: engine, workspace and why."""
     if unknown := options.keys() - DEFAULTS.keys():
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
-    return _mla_calls.plan(forward_call({**DEFAULTS, **options, "q": q, "cache": cache}))
+    return _mla_calls.plan(forward_call(q, cache=cache, **{**DEFAULTS, **options}))
 
 
 def append(
@@ -268,21 +295,19 @@ def empty_cache(pages, page_size, *, rows, device=None):
     return memory.as_strided((pages, page_size, row), (stride, row, 1))
 
 
-def forward_call(given):
+def forward_call(q, *, rows, extra_rows, empty_lse, engine, **given):
     """A Forward from the arguments of attention()."""
-    q = given["q"]
     q, q_rope = q if isinstance(q, (tuple, list)) else (q, None)
     shape_of(q, "q")
-    empty_lse = given["empty_lse"]
     if empty_lse not in (np.inf, -np.inf):
         raise InvalidArgument(f"empty_lse: expected inf or -inf, got {empty_lse!r}")
     changed = {
         "q": q,
         "q_rope": q_rope,
-        "rows": rows_id("rows", given["rows"]),
-        "extra_rows": rows_id("extra_rows", given["extra_rows"]),
+        "rows": rows_id("rows", rows),
+        "extra_rows": rows_id("extra_rows", extra_rows),
         "empty_lse": empty_lse > 0,
-        "engine": engine_id(given["engine"]),
+        "engine": engine_id(engine),
     }
     return Forward(*(changed.get(name, given.get(name)) for name in Forward._fields))
 

@@ -128,14 +128,14 @@ def flash_mla_with_kvcache(
             out=out,
             return_lse=True,
         )
-    for name in (
-        "attn_sink",
-        "extra_k_cache",
-        "extra_indices_in_kvcache",
-        "topk_length",
-        "extra_topk_length",
+    for name, value in (
+        ("attn_sink", attn_sink),
+        ("extra_k_cache", extra_k_cache),
+        ("extra_indices_in_kvcache", extra_indices_in_kvcache),
+        ("topk_length", topk_length),
+        ("extra_topk_length", extra_topk_length),
     ):
-        assert locals()[name] is None, f"{name}: expected None without indices"
+        assert value is None, f"{name}: expected None without indices"
     assert block_table is not None, "block_table: expected without indices, got None"
     assert cache_seqlens is not None, "cache_seqlens: expected without indices, got None"
     call = {
