@@ -8,8 +8,8 @@
 
 namespace fa3::hopper {
 
-ForwardKernel forward_kernel_at(const Row& row, Element element) {
-  if (element != Element::kBf16 || !row.built) std::abort();
+ForwardKernel forward_kernel_at(const Row& row, Element element, Outputs outputs) {
+  if (element != Element::kBf16 || !row.built || outputs.any()) std::abort();
   return entry_of<Element::kBf16>(row)();
 }
 

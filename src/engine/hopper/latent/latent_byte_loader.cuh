@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loader's warpgroup for rows of bytes (Group128), or two. A thread copies 16 bytes at a time
-// to a queue of its own in shared memory, and later turns what has arrived into bf16 in the ring:
-// no thread waits for another's copies. e4m3 becomes bf16 exactly, without its scale, which the
+// The two loader warpgroups for rows of bytes (Group128). A thread copies 16 bytes at a time to a
+// queue of its own in shared memory, and later turns what has arrived into bf16 in the ring: no
+// thread waits for another's copies. e4m3 becomes bf16 exactly, without its scale, which the
 // consumer multiplies scores and P by: K and V enter the products exactly, P times the scale is
 // rounded.
 //
-// Units: a block's slabs of values, then its rope channels in two halves. Four neighbouring threads
-// have 64 channels of a key, so a thread has two keys of a block, or one. Next: latent_rows.cuh.
+// They go by batches: four slabs of values of a block, the other four, its rope channels. Read,
+// convert, fence and arrive follow each other once a batch, and eight warps have few others to run
+// meanwhile: a slab at a time took 6,900 clocks a block, measured on an H200. Next:
+// latent_rows.cuh.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
@@ -61,18 +63,19 @@ template <LatentShape C>
 class LatentByteLoader {
  public:
   struct Smem {
-    alignas(16) unsigned char raw[C.raw_units()][Group128::kUnitBytes];
+    alignas(16) unsigned char raw[C.raw_batches()][Group128::kBatchBytes];
   };
 
   __device__ __forceinline__ LatentByteLoader(const LatentParams& params,
                                               const Pipeline<C.stages()>& pipeline, uint32_t slabs,
                                               Smem& smem, uint32_t scales, int thread)
-      : keys_(params, thread / kThreadsOfKey),
+      : keys_(params, thread / kWarpSize * kKeysOfWarp + thread / kSlabThreads % kKeysOfWarp),
         pipeline_(pipeline),
         slabs_(slabs),
         raw_(ptx::cvta_to_shared(smem.raw) + uint32_t(thread) * tile::kChunkBytes),
         scales_(scales),
-        chunk_(thread % kThreadsOfKey) {}
+        chunk_(thread % kSlabThreads),
+        slab_(thread % kWarpSize / (kSlabThreads * kKeysOfWarp)) {}
 
   __device__ __forceinline__ void load(const LatentTile& tile, const LatentSegment& segment) {
     int slots[kOwn];
@@ -88,12 +91,12 @@ class LatentByteLoader {
       }
       if (block + 1 < segment.end) keys_.look_up(tile, block + 1, slots);
 #pragma unroll 1
-      for (int unit = 0; unit < C.units_of_block(); ++unit) {
-        if (pending_ == C.raw_units()) {
-          ptx::cp_async_wait_group<C.raw_units() - 1>();
+      for (int batch = 0; batch < C.batches_of_block(); ++batch) {
+        if (pending_ == C.raw_batches()) {
+          ptx::cp_async_wait_group<C.raw_batches() - 1>();
           convert();
         }
-        copy(rows, exist, unit);
+        copy(rows, exist, batch);
       }
     }
   }
@@ -105,34 +108,35 @@ class LatentByteLoader {
   }
 
  private:
-  static constexpr int kThreadsOfKey = 4;
-  static constexpr int kKeysAtOnce = C.loader_threads() / kThreadsOfKey;
-  static constexpr int kOwn = kLatentBlockKeys / kKeysAtOnce;  // keys, and copies of a unit
-  static_assert(kOwn == 1 || kOwn == 2);
+  // A warp has 256 bytes of two neighbouring keys at once, four lanes the 64 of a slab. So eight
+  // lanes store to one slab and rows of both parities: no bank conflicts.
+  static constexpr int kSlabThreads = kSlabChannels / tile::kChunkBytes, kKeysOfWarp = 2;
+  static constexpr int kKeysAtOnce = C.loader_threads() / kWarpSize * kKeysOfWarp;
+  static constexpr int kOwn = kLatentBlockKeys / kKeysAtOnce;  // keys of a thread
+  static constexpr int kRopeBatch = kValueSlabs / Group128::kBatchSlabs;
   static constexpr int kCopyDistance = C.loader_threads() * tile::kChunkBytes;
+  static_assert(kOwn * kCopyDistance == Group128::kBatchBytes);
 
-  // The chunk of copy i of a half of the rope channels: of half the keys, or half of the one key.
-  __device__ __forceinline__ int rope_chunk(int half, int i) const {
-    return chunk_ + (kOwn == 2 ? i : half) * kThreadsOfKey;
+  // The rope channels fill half a batch, by the lanes of its first two slabs.
+  __device__ __forceinline__ bool has_rope() const {
+    return slab_ < 2;
   }
 
   __device__ __forceinline__ void copy(const std::byte* const (&rows)[kOwn],
-                                       const bool (&exist)[kOwn], int unit) {
-    const uint32_t to = raw_ + uint32_t(next_raw_) * Group128::kUnitBytes;
-    const int half = unit - kValueSlabs;  // of the rope channels
+                                       const bool (&exist)[kOwn], int batch) {
+    const uint32_t to = raw_ + uint32_t(next_raw_) * Group128::kBatchBytes;
+    const int chunk = slab_ * kSlabThreads + chunk_;
+    const int channel =
+        batch == kRopeBatch ? Group128::kRopeOffset : batch * Group128::kBatchSlabs * kSlabChannels;
+    if (batch < kRopeBatch || has_rope()) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const std::byte* from = rows[i] + unit * kSlabChannels + chunk_ * tile::kChunkBytes;
-      bool exists = exist[i];
-      if (half >= 0) {
-        const std::byte* const row = half == 0 ? rows[0] : rows[kOwn - 1];
-        from = row + Group128::kRopeOffset + rope_chunk(half, i) * tile::kChunkBytes;
-        exists = half == 0 ? exist[0] : exist[kOwn - 1];
+      for (int i = 0; i < kOwn; ++i) {
+        ptx::cp_async_16(to + uint32_t(i * kCopyDistance),
+                         rows[i] + channel + chunk * tile::kChunkBytes, exist[i]);
       }
-      ptx::cp_async_16(to + uint32_t(i * kCopyDistance), from, exists);
     }
-    if (unit == 0) {
-      if (chunk_ == 0) {
+    if (batch == 0) {
+      if (chunk == 0) {
         const uint32_t slot = scales_ + uint32_t(blocks_ % Group128::kScaleSlots *
                                                  kLatentBlockKeys * Group128::kScaleBytes);
 #pragma unroll
@@ -145,67 +149,101 @@ class LatentByteLoader {
       ++blocks_;
     }
     ptx::cp_async_commit_group();
-    next_raw_ = next_raw_ + 1 == C.raw_units() ? 0 : next_raw_ + 1;
+    next_raw_ = next_raw_ + 1 == C.raw_batches() ? 0 : next_raw_ + 1;
     ++pending_;
   }
 
-  // The oldest unit that has arrived. Scales that came with it are there for whoever waits for its
-  // slab. A slot of scales is free again by the time it is copied to: a copy is at most raw_units()
-  // and stages() ahead of the slabs that the consumer has released; a block has 8 or more of each.
+  // The oldest batch, which has arrived. Scales that came with it are there for whoever waits for
+  // its slabs. A slot of scales is free again by the time it is copied to: a copy is at most
+  // raw_batches() and stages() ahead of the slabs that the consumer has released; a block has two
+  // batches and eight stages, or more.
   __device__ __forceinline__ void convert() {
-    static_assert((C.raw_units() + 7) / 8 + (C.stages() + 7) / 8 + 2 <= Group128::kScaleSlots);
-    constexpr tile::TileLayout kSlab{kLatentBlockKeys, kSlabChannels};
-    uint32_t read[kOwn][4];
-    const uint32_t from = raw_ + uint32_t(oldest_raw_) * Group128::kUnitBytes;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      ptx::ld_shared_b32x4(from + uint32_t(i * kCopyDistance), read[i]);
-    }
-    const uint32_t slab = slabs_ + at_.stage() * kSlabBytes;
-    const auto store = [&](int key, int chunk, const uint32_t(&eight)[4]) {
-      ptx::st_shared_b32x4(slab + uint32_t(key * kSlab.row_bytes() +
-                                           kSlab.swizzled_chunk(chunk, key) * tile::kChunkBytes),
-                           eight);
-    };
-    const int half = oldest_unit_ - kValueSlabs;
-    if (half < 0) {
-      uint32_t converted[kOwn][2][4];
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        to_bf16(read[i][0], read[i][1], converted[i][0]);
-        to_bf16(read[i][2], read[i][3], converted[i][1]);
-      }
+    static_assert((C.raw_batches() + 1) / 2 + (C.stages() + 7) / 8 + 2 <= Group128::kScaleSlots);
+    if (oldest_batch_ == kRopeBatch) {
       pipeline_.wait_empty(at_);
+      if (has_rope()) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+          uint32_t rope[4];
+          read(i, rope);
+          store(i, 0, slab_ * kSlabThreads + chunk_, rope);
+        }
+      }
+      announce<1>();
+    } else {
+      uint32_t values[kOwn][4], converted[kOwn][2][4];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) read(i, values[i]);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        const int key = keys_.first() + i * kKeysAtOnce;
-        store(key, 2 * chunk_, converted[i][0]);
-        store(key, 2 * chunk_ + 1, converted[i][1]);
+        to_bf16(values[i][0], values[i][1], converted[i][0]);
+        to_bf16(values[i][2], values[i][3], converted[i][1]);
       }
-    } else {
-      if (half == 0) pipeline_.wait_empty(at_);
-      const int key = keys_.first() + half * (kOwn - 1) * kKeysAtOnce;
-      store(key, rope_chunk(half, 0), read[0]);
-      if constexpr (kOwn == 2) store(key, rope_chunk(half, 1), read[1]);
+      wait_for_slabs();
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        store(i, slab_, 2 * chunk_, converted[i][0]);
+        store(i, slab_, 2 * chunk_ + 1, converted[i][1]);
+      }
+      announce<Group128::kBatchSlabs>();
     }
-    if (half != 0) {
-      ptx::fence_proxy_async();
-      __syncwarp();
+    oldest_raw_ = oldest_raw_ + 1 == C.raw_batches() ? 0 : oldest_raw_ + 1;
+    oldest_batch_ = oldest_batch_ + 1 == C.batches_of_block() ? 0 : oldest_batch_ + 1;
+    --pending_;
+  }
+
+  // Looks at all before it waits for one: most often they are empty.
+  __device__ __forceinline__ void wait_for_slabs() const {
+    bool empty = true;
+    PipelineState<C.stages()> at = at_;
+#pragma unroll
+    for (int i = 0; i < Group128::kBatchSlabs; ++i, at.advance()) {
+      empty &= pipeline_.is_empty(at);
+    }
+    if (empty) return;
+    at = at_;
+#pragma unroll
+    for (int i = 0; i < Group128::kBatchSlabs; ++i, at.advance()) pipeline_.wait_empty(at);
+  }
+
+  // What the thread has copied of its key i, in the oldest batch.
+  __device__ __forceinline__ void read(int i, uint32_t (&bytes)[4]) const {
+    ptx::ld_shared_b32x4(
+        raw_ + uint32_t(oldest_raw_) * Group128::kBatchBytes + uint32_t(i * kCopyDistance), bytes);
+  }
+
+  // Eight channels of the thread's key i, in slab number `slab` of the batch.
+  __device__ __forceinline__ void store(int i, int slab, int chunk,
+                                        const uint32_t (&eight)[4]) const {
+    constexpr tile::TileLayout kSlab{kLatentBlockKeys, kSlabChannels};
+    uint32_t stage = at_.stage() + uint32_t(slab);
+    if (stage >= uint32_t(C.stages())) stage -= C.stages();
+    const int key = keys_.first() + i * kKeysAtOnce;
+    ptx::st_shared_b32x4(slabs_ + stage * kSlabBytes +
+                             uint32_t(key * kSlab.row_bytes() +
+                                      kSlab.swizzled_chunk(chunk, key) * tile::kChunkBytes),
+                         eight);
+  }
+
+  // The next Count slabs have this warp's keys.
+  template <int Count>
+  __device__ __forceinline__ void announce() {
+    ptx::fence_proxy_async();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
       if (leads_warp()) ptx::mbarrier_arrive(pipeline_.full(at_.stage()));
       at_.advance();
     }
-    oldest_raw_ = oldest_raw_ + 1 == C.raw_units() ? 0 : oldest_raw_ + 1;
-    oldest_unit_ = oldest_unit_ + 1 == C.units_of_block() ? 0 : oldest_unit_ + 1;
-    --pending_;
   }
 
   const LatentKeys<kOwn, kKeysAtOnce> keys_;
   const Pipeline<C.stages()> pipeline_;
   const uint32_t slabs_, raw_, scales_;
-  const int chunk_;  // of the 64 channels
+  const int chunk_, slab_;  // the thread's, of a batch: 16 bytes of a key and a slab
   PipelineState<C.stages()> at_;
-  int pending_ = 0;  // units that are copied and not converted
-  int next_raw_ = 0, oldest_raw_ = 0, oldest_unit_ = 0;
+  int pending_ = 0;  // batches that are copied and not converted
+  int next_raw_ = 0, oldest_raw_ = 0, oldest_batch_ = 0;
   unsigned blocks_ = 0;
 };
 

@@ -7,11 +7,6 @@
 // into the host stub, and forgets to declare that name.
 using _ZN3fa36hopper11LatentShapeE = fa3::hopper::LatentShape;
 
-// Warpgroups that load rows of 656 bytes. Two are right on the model of an SM; no GPU has run them.
-#ifndef FA3_LATENT_BYTE_LOADERS
-#define FA3_LATENT_BYTE_LOADERS 1
-#endif
-
 namespace fa3::hopper {
 namespace {
 
@@ -25,7 +20,7 @@ LatentKernel kernel() {
 template <int Rows, int HeadDim>
 LatentKernel of_type(DType dtype, bool is_group128) {
   if (is_group128) {
-    return kernel<LatentShape{Rows, HeadDim, Element::kBf16, true, FA3_LATENT_BYTE_LOADERS}>();
+    return kernel<LatentShape{Rows, HeadDim, Element::kBf16, true}>();
   }
   return dtype == DType::float16 ? kernel<LatentShape{Rows, HeadDim, Element::kFp16}>()
                                  : kernel<LatentShape{Rows, HeadDim, Element::kBf16}>();

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
   if (threadIdx.x == 0) {
     constexpr int kWarpArrivals = kWarpsPerWarpgroup * ptx::kArrivalsOfWarp;
     pipeline.init(kWarpArrivals,
-                  C.is_group128 ? C.loader_warpgroups * kWarpArrivals : kWarpgroupSize);
+                  C.is_group128 ? C.loader_warpgroups() * kWarpArrivals : kWarpgroupSize);
     ptx::fence_mbarrier_init();
   }
   ptx::griddepcontrol_wait();  // the kernel before may still be running
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(C.threads(), 1)
   const int thread = int(threadIdx.x) % kWarpgroupSize;
   const uint32_t scales = ptx::cvta_to_shared(smem.scales);
   LatentSegment segment;
-  constexpr bool kTwoLoaders = C.loader_warpgroups == 2;
-  if (warpgroup / C.loader_warpgroups == 0) {
+  constexpr bool kTwoLoaders = C.loader_warpgroups() == 2;
+  if (warpgroup / C.loader_warpgroups() == 0) {
     if constexpr (kTwoLoaders) ptx::setmaxnreg_dec<LatentRegisters::kLoader>();
     typename LoaderOf<C>::Type loader(params, pipeline, stages, smem.loader, scales,
                                       kTwoLoaders ? int(threadIdx.x) : thread);

@@ -18,19 +18,19 @@ struct Group128 {
   static constexpr int kSlabsOfGroup = kValueSlabs / kGroups;
   static constexpr int kScaleBytes = kGroups * int(sizeof(float));  // of a key
   static constexpr int kScaleSlots = 8;  // blocks (latent_byte_loader.cuh)
-  // Bytes of raw rows that all threads of the loader copy at once: a slab of values, or half a slab
-  // of rope channels.
-  static constexpr int kUnitBytes = kLatentBlockKeys * kSlabChannels;
+  // What the loader copies and converts at once: slabs of values.
+  static constexpr int kBatchSlabs = 4;
+  static constexpr int kBatchBytes = kBatchSlabs * kLatentBlockKeys * kSlabChannels;
 };
 
 struct LatentShape {
   int rows;      // query rows of a CTA: 16 or 32
   int head_dim;  // 576 or 512
   Element element;
-  bool is_group128 = false;   // else rows of the element
-  int loader_warpgroups = 1;  // two at most, and one for rows of the element
+  bool is_group128 = false;  // else rows of the element
 
-  FA3_HD constexpr int loader_threads() const { return loader_warpgroups * kWarpgroupSize; }
+  FA3_HD constexpr int loader_warpgroups() const { return is_group128 ? 2 : 1; }
+  FA3_HD constexpr int loader_threads() const { return loader_warpgroups() * kWarpgroupSize; }
   FA3_HD constexpr int threads() const { return loader_threads() + kWarpgroupSize; }
   FA3_HD constexpr int slabs() const { return head_dim / kSlabChannels; }
   FA3_HD constexpr int slab_of_q_bytes() const { return rows * kSlabChannels * 2; }
@@ -52,16 +52,18 @@ struct LatentShape {
   FA3_HD constexpr int stage_slabs() const { return is_group128 ? 1 : head_dim == 576 ? 3 : 2; }
   FA3_HD constexpr int stage_bytes() const { return stage_slabs() * kSlabBytes; }
   FA3_HD constexpr int block_stages() const { return slabs() / stage_slabs(); }
-  // The ring holds a block, or more where one is converted while another is computed.
+  // The ring holds a block, and more: a batch is converted while a block is computed.
   FA3_HD constexpr int stages() const {
-    return is_group128 ? slabs() + (rows == 16 ? 3 : 2) * loader_warpgroups
+    return is_group128 ? slabs() + Group128::kBatchSlabs + (rows == 16 ? 2 : 0)
                        : ring_bytes() / stage_bytes();
   }
-  // Units of raw rows on their way.
-  FA3_HD constexpr int raw_units() const {
-    return is_group128 ? (ring_bytes() - stages() * stage_bytes()) / Group128::kUnitBytes : 0;
+  // Batches of raw rows on their way.
+  FA3_HD constexpr int raw_batches() const {
+    return is_group128 ? (ring_bytes() - stages() * stage_bytes()) / Group128::kBatchBytes : 0;
   }
-  FA3_HD constexpr int units_of_block() const { return kValueSlabs + 2 * (slabs() - kValueSlabs); }
+  FA3_HD constexpr int batches_of_block() const {
+    return kValueSlabs / Group128::kBatchSlabs + (slabs() - kValueSlabs);
+  }
   friend constexpr bool operator==(const LatentShape&, const LatentShape&) = default;
 };
 

@@ -78,6 +78,10 @@ struct Pipeline {
     }
   }
 
+  __device__ __forceinline__ bool is_empty(PipelineState<Stages> at) const {
+    return ptx::mbarrier_try_wait_parity(empty(at.stage()), at.phase() ^ 1);
+  }
+
   __device__ __forceinline__ void wait_empty(PipelineState<Stages> at) const {
     ptx::mbarrier_wait_parity(empty(at.stage()), at.phase() ^ 1);
   }

@@ -37,7 +37,7 @@ std::vector<machine::Buffer> small_buffers() {
     };
     constexpr int kSlotBytes = kLatentBlockKeys * Group128::kScaleBytes;
     add("raw", offsetof(Smem, loader), tile::kChunkBytes,
-        C.raw_units() * Group128::kUnitBytes / tile::kChunkBytes);
+        C.raw_batches() * Group128::kBatchBytes / tile::kChunkBytes);
     add("scales", offsetof(Smem, scales), kSlotBytes, Group128::kScaleSlots);
   }
   return buffers;
