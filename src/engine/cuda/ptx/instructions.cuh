@@ -146,6 +146,19 @@ __device__ __forceinline__ void load_global_if(bool condition, const void* point
       : "memory");
 }
 
+// 4 bytes that nobody writes, or zeros. Volatile: not to move behind products that are waited for.
+__device__ __forceinline__ uint32_t load_global_word(bool condition, const void* pointer) {
+  uint32_t word;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %1, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "@p ld.global.nc.b32 %0, [%2];\n}\n"
+      : "=&r"(word)
+      : "r"(int(condition)), "l"(pointer));
+  return word;
+}
+
 // As many of 8 numbers of 16 bits as `count` says, and zeros.
 __device__ __forceinline__ void load_global_numbers(int count, const uint16_t* pointer,
                                                     uint32_t (&value)[4]) {

@@ -24,6 +24,20 @@ __device__ __forceinline__ void largest_of_rows(const float (&values)[Count],
   for (int r = 0; r < kRowsPerThread; ++r) largest[r] = max_nan(part[r][0], part[r][1]);
 }
 
+// `largest` of each of the thread's rows becomes the largest of itself and of their P [Begin, End).
+// None has a sign, so their bits compare as integers, and NaN is above all numbers. Hopper compares
+// three integers in one instruction, but two floats.
+template <int Begin, int End, int Count>
+__device__ __forceinline__ void raise_to_largest_p(float (&largest)[kRowsPerThread],
+                                                   const float (&p)[Count]) {
+#pragma unroll
+  for (int i = Begin; i < End; i += 2) {  // neighbours of a row
+    float& most = largest[fragment_row_index(i)];
+    const int of_two = max(__float_as_int(p[i]), __float_as_int(p[i + 1]));
+    most = __int_as_float(max(of_two, __float_as_int(most)));
+  }
+}
+
 __device__ __forceinline__ float max_nan_of_lanes(float x, int distance) {
   return max_nan(x, __shfl_xor_sync(0xffffffff, x, distance));
 }

@@ -40,27 +40,62 @@ __device__ __forceinline__ float gate_factor(const GateParams& gate, int64_t row
 template <GateType kType>
 using GateNumber = std::conditional_t<kType == GateType::kFp32, float, uint16_t>;
 
-// Two neighbours' logits, which lie at a multiple of their size.
+// Two neighbours' logits, from a word of 16-bit numbers.
+template <GateType kType>
+__device__ __forceinline__ float2 logits_of(uint32_t word) {
+  constexpr Element kElement = kType == GateType::kBf16 ? Element::kBf16 : Element::kFp16;
+  float2 both;
+  unpack_pair<kElement>(word, both.x, both.y);
+  return both;
+}
+// From memory, where they lie at a multiple of their size.
 template <GateType kType>
 __device__ __forceinline__ float2 load_logits(const GateNumber<kType>* pair) {
   if constexpr (kType == GateType::kFp32) {
     return __ldg(reinterpret_cast<const float2*>(pair));
   } else {
-    constexpr Element kElement = kType == GateType::kBf16 ? Element::kBf16 : Element::kFp16;
-    float2 both;
-    unpack_pair<kElement>(__ldg(reinterpret_cast<const uint32_t*>(pair)), both.x, both.y);
-    return both;
+    return logits_of<kType>(__ldg(reinterpret_cast<const uint32_t*>(pair)));
   }
 }
 
+// A thread's first pairs of 16-bit logits, loaded while products still run.
+template <int kPairs>
+struct EarlyLogits {
+  static constexpr int kCount = kPairs;
+  uint32_t pairs[kPairs];
+
+  __device__ __forceinline__ void load(const GateParams& gate, PackGqa pack,
+                                       const QueryRows& queries, int first_row) {
+    const LaneRows rows(pack, queries, first_row, thread_in_block());
+    const int lane_column = fragment_lane_column(int(thread_in_block()));
+    const uint16_t* from[kRowsPerThread];
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      from[r] = static_cast<const uint16_t*>(gate.logits.data) + lane_column +
+                gate.logits.strides.offset(queries.batch, rows.head[r], rows.row[r]);
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int r = fragment_row_index(2 * i), column = fragment_column(2 * i);
+      pairs[i] = load_global_word(rows.exists[r] && column < gate.logits.columns, from[r] + column);
+    }
+  }
+};
+template <>
+struct EarlyLogits<0> {
+  static constexpr int kCount = 0;
+  __device__ __forceinline__ void load(const GateParams&, PackGqa, const QueryRows&, int) {}
+};
+
 // Finishes a warp's rows of O: as V's encoding asks, and by the gate.
-template <Gate kGate, GateType kType, class Values>
+template <Gate kGate, GateType kType, class Values, class Early>
 struct GatedValues {
   Values values;
   const GateParams& gate;
   PackGqa pack;
   const QueryRows& queries;
   int first_row;
+  const Early& early;
 
   template <int Count>
   __device__ __forceinline__ void restore(float (&output)[Count],
@@ -100,7 +135,9 @@ struct GatedValues {
       for (int i = 0; i < Count; i += 2) {
         const int r = fragment_row_index(i), column = fragment_column(i);
         float2 logits{};
-        if constexpr (kGate == Gate::kPairs) {
+        if (i < 2 * Early::kCount) {
+          if constexpr (Early::kCount > 0) logits = logits_of<kType>(early.pairs[i / 2]);
+        } else if constexpr (kGate == Gate::kPairs) {
           if (rows.exists[r] && column < gate.logits.columns) {
             logits = load_logits<kType>(from[r] + column);
           }

@@ -69,10 +69,13 @@ __device__ __forceinline__ void first_block(Consumer<C>& c, ThreadTile<C>& r) {
   c.stages.release_delayed_v();
   c.stages.expect_v();
   LogitsOf<C>::start(r);
-  LogitsOf<C>::see(c, r);
+  const SeenLogits<C> seen = r;
+  LogitsOf<C>::see_products(c, r);
   c.scores.finish(c, r);
   ScoreStep<C> result;
-  if (weigh_online(c, r, true, result)) c.tile.lose_scores();  // line 6
+  const bool lost = weigh_online(c, r, true, result);  // line 6
+  LogitsOf<C>::see_weights(r);
+  if (lost) lose_scores(c, r, seen);
   r.add_sums(result);
   pack<0>(c, r);
   c.sum.start(c, r);
@@ -124,35 +127,41 @@ __device__ __forceinline__ void step(Consumer<C>& c, ThreadTile<C>& r, bool star
   constexpr int kEarly = early_p(C);
   const KvState<C> k = c.stages.next_kv();
   const KvState<C> v = c.stages.next_kv();
+  if (starts_tile) GateOf<C>::end_tile(c, r);
   multiply(c, r, starts_tile, k, v);
 
   if (starts_tile) {
     LogitsOf<C>::finish(c, r);
     LogitsOf<C>::start(r);
   }
-  LogitsOf<C>::see(c, r);
+  LogitsOf<C>::see_products(c, r);
   c.scores.finish(c, r);
   const bool guarded =
       C.guarded() && LoopOf<C>::may_guard(starts_tile) && c.tile.takes_guarded_step();
   const RowState finished = r.rows;
+  const SeenLogits<C> seen = r;
   ScoreStep<C> result;
   bool lost = false;
   if (guarded) {  // line 13
     guarded_step<kEarly>(r.scores, r.rows, c.scores, result, [&] {
       if constexpr (kEarly > 0) {
+        LogitsOf<C>::template see_weights<0, kEarly>(r);
         wait_for_output(c, v);
         c.sum.template pack<0, kEarly>(r);
       }
     });
+    LogitsOf<C>::template see_weights<kEarly>(r);
   } else {
     lost = weigh_online(c, r, starts_tile, result);
+    LogitsOf<C>::rescale(r, result.rescale);
+    LogitsOf<C>::see_weights(r);
     if (kEarly > 0) wait_for_output(c, v);
   }
   if (kEarly == 0) wait_for_output(c, v);  // lines 14 and 15
 
   // O is at rest: it moves to the new reference, or leaves if its tile is finished.
   if (guarded) {
-    if (guard_fires<ScoresOf<C>>(result)) after_guard_fired(c, r, result);
+    if (guard_fires<ScoresOf<C>>(result)) after_guard_fired(c, r, result, seen);
   } else {
     if (starts_tile) {
       c.sum.template finish<false>(c, r, finished);
@@ -161,7 +170,7 @@ __device__ __forceinline__ void step(Consumer<C>& c, ThreadTile<C>& r, bool star
       c.sum.rescale(r, result);
     }
     c.sum.template pack<0, kEarly>(r);
-    if (lost) c.tile.lose_scores();
+    if (lost) lose_scores(c, r, seen);
   }
   r.add_sums(result);
   pack<kEarly>(c, r);  // line 16
@@ -195,6 +204,7 @@ __device__ __forceinline__ void last_product(Consumer<C>& c, ThreadTile<C>& r, S
   }
   const KvState<C> v = c.stages.next_kv();
   const uint32_t v_low = c.stages.v_operand(v);
+  GateOf<C>::end_tile(c, r);
   c.stages.wait_for(v);  // line 18
   fence_copies(c);
   ptx::wgmma_fence();

@@ -66,10 +66,12 @@ __device__ __forceinline__ void pack(Consumer<C>& c, ThreadTile<C>& r) {
 
 // ---- Where P is of no use ----
 
-// Its scores are gone too: their block counts for nothing until recompute_block().
+// Its scores are gone too: their block counts for nothing until recompute_block(). `seen`: before
+// it.
 template <Kernel C>
-__device__ __forceinline__ void lose_scores(Consumer<C>& c, ScoreStep<C>& result) {
-  result.block_sum[0] = result.block_sum[1] = 0.0f;
+__device__ __forceinline__ void lose_scores(Consumer<C>& c, ThreadTile<C>& r,
+                                            const SeenLogits<C>& seen) {
+  static_cast<SeenLogits<C>&>(r) = seen;
   c.tile.lose_scores();
 }
 
@@ -95,7 +97,7 @@ __device__ __forceinline__ bool fires_too_often(const Consumer<C>& c) {
 // block's scores.
 template <Kernel C>
 __device__ __forceinline__ void after_guard_fired(Consumer<C>& c, ThreadTile<C>& r,
-                                                  ScoreStep<C>& result) {
+                                                  ScoreStep<C>& result, const SeenLogits<C>& seen) {
   if constexpr (C.has_headroom()) {
     if (fires_too_often(c)) go_online(c);
   } else {
@@ -108,9 +110,11 @@ __device__ __forceinline__ void after_guard_fired(Consumer<C>& c, ThreadTile<C>&
   if (can_rescale_after_guard(result)) {
     rescale_after_guard<ScoresOf<C>>(r.scores, r.rows, result);
     c.sum.rescale(r, result);
+    LogitsOf<C>::rescale(r, result.rescale);
     c.sum.template pack<0, early_p(C)>(r);
   } else {
-    lose_scores(c, result);
+    result.block_sum[0] = result.block_sum[1] = 0.0f;
+    lose_scores(c, r, seen);
   }
 }
 
@@ -171,6 +175,8 @@ __device__ __forceinline__ void recompute_block(Consumer<C>& c, ThreadTile<C>& r
   online_step(r.scores, r.rows, c.scores, result);
   if (kParks) parked.restore(r);
   c.sum.rescale(r, result);
+  LogitsOf<C>::rescale(r, result.rescale);
+  LogitsOf<C>::see_weights(r);
   r.add_sums(result);
   c.weights.draw_early(c, r);
   pack<0>(c, r);

@@ -58,14 +58,15 @@ __device__ __forceinline__ void max_tracking_step(Consumer<C>& c, ThreadTile<C>&
   const KvState<C> k = c.stages.next_kv();
   const KvState<C> v = c.stages.next_kv();
   multiply(c, r, false, k, v);
-  LogitsOf<C>::see(c, r);
+  LogitsOf<C>::see_products(c, r);
   ScoreStep<C> result;
   max_tracking_step<shadow_p(C)>(r.scores, r.rows, c.scores, result);
   const bool lost = outgrown(result);
   wait_for_output(c, v);
   c.sum.follow(r, result.rescale);
   if (lost) {
-    lose_scores(c, result);
+    result.block_sum[0] = result.block_sum[1] = 0.0f;
+    c.tile.lose_scores();
     forget_outgrown_references(r.rows, result);
   }
   r.add_sums(result);

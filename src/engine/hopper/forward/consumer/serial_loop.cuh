@@ -23,7 +23,7 @@ __device__ __forceinline__ void multiply_scores(Consumer<C>& c, ThreadTile<C>& r
     c.weights.read(c, r, k.stage());
     c.weights.hide(c, r);
   }
-  LogitsOf<C>::see(c, r);
+  LogitsOf<C>::see_products(c, r);
   c.stages.release_kv(k);
   release_spent_q(c);
 }
@@ -44,6 +44,7 @@ __device__ __forceinline__ void follow_maximum(Consumer<C>& c, ThreadTile<C>& r,
     go_online(c);
   }
   c.sum.rescale(r, result);
+  LogitsOf<C>::rescale(r, result.rescale);
 }
 
 // Lost scores again.
@@ -70,13 +71,14 @@ __device__ __forceinline__ void weigh(Consumer<C>& c, ThreadTile<C>& r) {
     exponentiate<0, C.shape.block_n / 2>(r.scores, ref, c.scores, sums);
     sums.store(c.scores, result);
     if (online || !guard_fires<Score>(result)) break;
-    after_guard_fired(c, r, result);
+    after_guard_fired<C>(c, r, result, r);
     if (!c.tile.scores_lost()) break;
     c.tile.recover_scores();
     go_online(c);
     recompute_beside_output(c, r);
     online = true;
   }
+  LogitsOf<C>::see_weights(r);
   r.add_sums(result);
   c.sum.template pack<0, ThreadTile<C>::kScores>(r);
 }

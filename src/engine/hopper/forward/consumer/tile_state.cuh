@@ -202,7 +202,10 @@ class CurrentTile {
 // A thread's share of a tile. Apart from Consumer, which the compiler only keeps in registers if no
 // array stands in it.
 template <Kernel C>
-struct ThreadTile : WeightsOf<C>::Registers, ScoresOf<C>::Registers, LogitsOf<C>::Registers {
+struct ThreadTile : WeightsOf<C>::Registers,
+                    ScoresOf<C>::Registers,
+                    GateOf<C>::Registers,
+                    LogitsOf<C>::Registers {
   static constexpr int kScores = C.shape.block_n / 2;
 
   float scores[kScores];                             // S, then P

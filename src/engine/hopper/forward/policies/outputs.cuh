@@ -15,31 +15,46 @@ template <Kernel C>
 struct GateOf {
   static_assert(!C.gated(), "the source of this kernel does not include its gate");
 
+  struct Registers {};  // of a thread, from end_tile() on
+
   template <class Consumer, class Work>
   static __device__ __forceinline__ void begin_tile(const Consumer&, const Work&) {}
+  // Before the finished tile's last product is waited for.
+  template <class Consumer>
+  static __device__ __forceinline__ void end_tile(const Consumer&, Registers&) {}
   // Returns the policy that finishes a warp's rows of O, `values` included.
   template <class Values>
   static __device__ __forceinline__ Values values(const ForwardParams&, const cuda::QueryRows&, int,
-                                                  const Values& values) {
+                                                  const Registers&, const Values& values) {
     return values;
   }
 };
 
 // `c` is the Consumer, `r` the ThreadTile.
-template <Kernel C>
-struct LogitsOf {
-  static_assert(!C.outputs.max_logit,
-                "the source of this kernel does not include its largest score");
-  static constexpr bool kHides = false;  // see() has left what the mask hides at -inf
+struct NoLogits {
+  static constexpr bool kHides = false;  // see_products() has left what the mask hides at -inf
   struct Registers {};                   // of a thread, for each tile
 
-  // Once a tile; once a block, with the products there; and before the finished tile leaves.
+  // Once a tile; once a block, with its products there and with its P; and before the finished tile
+  // leaves. The largest P follows the reference.
   template <class Tile>
   static __device__ __forceinline__ void start(Tile&) {}
   template <class Consumer, class Tile>
-  static __device__ __forceinline__ void see(const Consumer&, Tile&) {}
+  static __device__ __forceinline__ void see_products(const Consumer&, Tile&) {}
+  template <int Begin = 0, int End = 0, class Tile>  // 0: to the last
+  static __device__ __forceinline__ void see_weights(Tile&) {}
+  template <class Tile>
+  static __device__ __forceinline__ void rescale(Tile&, const float (&)[kRowsPerThread]) {}
   template <class Consumer, class Tile>
-  static __device__ __forceinline__ void finish(const Consumer&, Tile&) {}
+  static __device__ __forceinline__ void finish(const Consumer&, const Tile&) {}
 };
+
+template <Kernel C>
+struct LogitsOf : NoLogits {
+  static_assert(!C.outputs.max_logit,
+                "the source of this kernel does not include its largest score");
+};
+template <Kernel C>
+using SeenLogits = typename LogitsOf<C>::Registers;
 
 }  // namespace fa3::hopper

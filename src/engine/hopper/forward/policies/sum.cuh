@@ -78,7 +78,7 @@ class KeptSum {
   __device__ __forceinline__ void finish(const Consumer& c, Tile& r, const RowState& rows) const {
     const uint32_t stage = c.stages.previous_work_tile();
     const WorkTileOf<C>& work = c.smem.work_tiles[stage];
-    store<IsLast>(c.params, work, c.first_row_of(work), r.output,
+    store<IsLast>(c.params, work, c.first_row_of(work), r,
                   c.scores.with_references(c, stage, rows));
     c.stages.release_work_tile(stage);
   }
@@ -88,18 +88,18 @@ class KeptSum {
   static constexpr int kNumbers = C.shape.head_dim_v / 2;
 
   // A warp's rows, the first of them `first_row` of the sequence.
-  template <bool IsLast>
+  template <bool IsLast, class Tile>
   static __device__ __forceinline__ void store(const ForwardParams& params,
-                                               const WorkTileOf<C>& work, int first_row,
-                                               float (&output)[kNumbers], RowState rows) {
-    KvLoaderOf<C>::restore(work, output);
-    if (TileScheduler<C>::template keep_split<IsLast>(params, work, first_row, output, rows))
+                                               const WorkTileOf<C>& work, int first_row, Tile& r,
+                                               RowState rows) {
+    KvLoaderOf<C>::restore(work, r.output);
+    if (TileScheduler<C>::template keep_split<IsLast>(params, work, first_row, r.output, rows))
       return;
     constexpr bool kGeneral = C.general() || C.always_splits();
     constexpr bool kAnyRows = stores_any_rows(C);
     cuda::store_rows<C.element, kTopLog2<C>, kGeneral, kAnyRows>(
-        params.output, work.queries, first_row, output, rows,
-        GateOf<C>::values(params, work.queries, first_row, WeightsOf<C>::values(params)));
+        params.output, work.queries, first_row, r.output, rows,
+        GateOf<C>::values(params, work.queries, first_row, r, WeightsOf<C>::values(params)));
   }
 
   bool starts_ = false;  // the next product is the tile's first: it assigns O

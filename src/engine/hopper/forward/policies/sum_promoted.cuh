@@ -160,7 +160,7 @@ requires(C.e4m3()) struct SumOf<C> : PromotedSum<C> {
     const int first_row = c.first_row_of(work);
     this->add_to(r.output, address(c));
     const auto values =
-        GateOf<C>::values(c.params, work.queries, first_row,
+        GateOf<C>::values(c.params, work.queries, first_row, r,
                           ScoresOf<C>::values(c.params, work, c.smem.sum.tiles[stage]));
     if constexpr (stages_rows(C)) {
       stage_rows<C>(c.params, work.queries, first_row, promoted_sum(c.stages.at(), c.warp(), 0),

@@ -41,6 +41,10 @@ inline float max_nan(float a, float b) {
   return std::isnan(a) || b <= a ? a : b;
 }
 
+inline void raise_to(float* to, float value) {
+  *to = max_nan(*to, value);
+}
+
 template <Element E>
 uint16_t narrowed(float x) {
   return E == Element::kBf16 ? from_float<BFloat16>(x).bits : from_float<Float16>(x).bits;
