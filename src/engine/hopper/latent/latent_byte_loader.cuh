@@ -11,53 +11,15 @@
 // latent_rows.cuh.
 #pragma once
 
-#include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/latent/latent_keys.cuh"
 #include "engine/hopper/latent/latent_shape.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
+#include "engine/hopper/ptx/e4m3.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {
-
-// Four e4m3 as bf16, 2^120 times too small: sign, exponent and mantissa as they are. Both NaN
-// become numbers here.
-struct RawBf16 {
-  uint32_t low, high;
-  __device__ __forceinline__ explicit RawBf16(uint32_t four) {
-    low = moved(__byte_perm(four, 0, 0x1404));
-    high = moved(__byte_perm(four, 0, 0x3424));
-  }
-
- private:
-  static __device__ __forceinline__ uint32_t moved(uint32_t upper) {
-    return (upper & 0x80008000u) | (upper >> 4 & 0x07f007f0u);
-  }
-};
-
-// Which of four e4m3 are NaN: the upper bit of each.
-__device__ __forceinline__ uint32_t nan_bits(uint32_t four) {
-  return ((four & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
-}
-
-// Eight e4m3 as bf16, exactly.
-__device__ __forceinline__ void to_bf16(uint32_t first, uint32_t second, uint32_t (&out)[4]) {
-  constexpr uint32_t kPower120 = 0x7b807b80;
-  const RawBf16 a(first), b(second);
-  out[0] = multiply_pairs<Element::kBf16>(a.low, kPower120);
-  out[1] = multiply_pairs<Element::kBf16>(a.high, kPower120);
-  out[2] = multiply_pairs<Element::kBf16>(b.low, kPower120);
-  out[3] = multiply_pairs<Element::kBf16>(b.high, kPower120);
-  const uint32_t nan[2] = {nan_bits(first), nan_bits(second)};
-  if ((nan[0] | nan[1]) == 0) return;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t two = nan[i / 2] >> (i % 2 * 16);
-    if (two & 0x80u) out[i] |= 0x7fffu;
-    if (two & 0x8000u) out[i] |= 0x7fff0000u;
-  }
-}
 
 template <LatentShape C>
 class LatentByteLoader {
@@ -69,26 +31,24 @@ class LatentByteLoader {
   __device__ __forceinline__ LatentByteLoader(const LatentParams& params,
                                               const Pipeline<C.stages()>& pipeline, uint32_t slabs,
                                               Smem& smem, uint32_t scales, int thread)
-      : keys_(params, thread / kWarpSize * kKeysOfWarp + thread / kSlabThreads % kKeysOfWarp),
+      : chunk_(thread % kSlabThreads),
+        slab_(thread % kWarpSize / (kSlabThreads * kKeysOfWarp)),
+        first_key_(thread / kWarpSize * kKeysOfWarp + thread / kSlabThreads % kKeysOfWarp),
+        keys_(params, first_key_ + slab_ * kKeysAtOnce),
         pipeline_(pipeline),
         slabs_(slabs),
         raw_(ptx::cvta_to_shared(smem.raw) + uint32_t(thread) * tile::kChunkBytes),
-        scales_(scales),
-        chunk_(thread % kSlabThreads),
-        slab_(thread % kWarpSize / (kSlabThreads * kKeysOfWarp)) {}
+        scales_(scales) {}
 
   __device__ __forceinline__ void load(const LatentTile& tile, const LatentSegment& segment) {
-    int slots[kOwn];
+    int slots[1];
     keys_.look_up(tile, segment.first, slots);
 #pragma unroll 1
     for (int block = segment.first; block < segment.end; ++block) {
+      const auto place = keys_.place_of(block, 0, slots[0]);
       const std::byte* rows[kOwn];
       bool exist[kOwn];
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const auto place = keys_.place_of(block, i, slots[i]);
-        rows[i] = place.latent, exist[i] = place.exists;
-      }
+      share(place.latent, place.exists, rows, exist);
       if (block + 1 < segment.end) keys_.look_up(tile, block + 1, slots);
 #pragma unroll 1
       for (int batch = 0; batch < C.batches_of_block(); ++batch) {
@@ -115,7 +75,22 @@ class LatentByteLoader {
   static constexpr int kOwn = kLatentBlockKeys / kKeysAtOnce;  // keys of a thread
   static constexpr int kRopeBatch = kValueSlabs / Group128::kBatchSlabs;
   static constexpr int kCopyDistance = C.loader_threads() * tile::kChunkBytes;
-  static_assert(kOwn * kCopyDistance == Group128::kBatchBytes);
+  static_assert(kOwn * kCopyDistance == Group128::kBatchBytes && kOwn == Group128::kBatchSlabs);
+
+  // Lanes of slab i have looked for the key number i of all lanes with their place in a slab.
+  __device__ __forceinline__ void share(const std::byte* row, bool exists,
+                                        const std::byte* (&rows)[kOwn], bool (&exist)[kOwn]) const {
+    const unsigned all = 0xffffffff, found = __ballot_sync(all, exists);
+    const auto address = reinterpret_cast<uint64_t>(row);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int lane = i * kSlabThreads * kKeysOfWarp + ptx::lane() % (kSlabThreads * kKeysOfWarp);
+      const uint32_t low = __shfl_sync(all, uint32_t(address), lane);
+      const uint32_t high = __shfl_sync(all, uint32_t(address >> 32), lane);
+      rows[i] = reinterpret_cast<const std::byte*>(uint64_t{high} << 32 | low);
+      exist[i] = found >> lane & 1;
+    }
+  }
 
   // The rope channels fill half a batch, by the lanes of its first two slabs.
   __device__ __forceinline__ bool has_rope() const {
@@ -141,9 +116,8 @@ class LatentByteLoader {
                                                  kLatentBlockKeys * Group128::kScaleBytes);
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
-          ptx::cp_async_16(
-              slot + uint32_t((keys_.first() + i * kKeysAtOnce) * Group128::kScaleBytes),
-              rows[i] + Group128::kScaleOffset, exist[i]);
+          ptx::cp_async_16(slot + uint32_t((first_key_ + i * kKeysAtOnce) * Group128::kScaleBytes),
+                           rows[i] + Group128::kScaleOffset, exist[i]);
         }
       }
       ++blocks_;
@@ -162,12 +136,11 @@ class LatentByteLoader {
     if (oldest_batch_ == kRopeBatch) {
       pipeline_.wait_empty(at_);
       if (has_rope()) {
+        uint32_t rope[kOwn][4];
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) {
-          uint32_t rope[4];
-          read(i, rope);
-          store(i, 0, slab_ * kSlabThreads + chunk_, rope);
-        }
+        for (int i = 0; i < kOwn; ++i) read(i, rope[i]);
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) store(i, 0, slab_ * kSlabThreads + chunk_, rope[i]);
       }
       announce<1>();
     } else {
@@ -176,8 +149,11 @@ class LatentByteLoader {
       for (int i = 0; i < kOwn; ++i) read(i, values[i]);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        to_bf16(values[i][0], values[i][1], converted[i][0]);
-        to_bf16(values[i][2], values[i][3], converted[i][1]);
+#pragma unroll
+        for (int four = 0; four < 4; ++four) {
+          uint32_t* const to = converted[i][four / 2] + four % 2 * 2;
+          ptx::e4m3_to_bf16(values[i][four], to[0], to[1]);
+        }
       }
       wait_for_slabs();
 #pragma unroll
@@ -218,7 +194,7 @@ class LatentByteLoader {
     constexpr tile::TileLayout kSlab{kLatentBlockKeys, kSlabChannels};
     uint32_t stage = at_.stage() + uint32_t(slab);
     if (stage >= uint32_t(C.stages())) stage -= C.stages();
-    const int key = keys_.first() + i * kKeysAtOnce;
+    const int key = first_key_ + i * kKeysAtOnce;
     ptx::st_shared_b32x4(slabs_ + stage * kSlabBytes +
                              uint32_t(key * kSlab.row_bytes() +
                                       kSlab.swizzled_chunk(chunk, key) * tile::kChunkBytes),
@@ -237,10 +213,11 @@ class LatentByteLoader {
     }
   }
 
-  const LatentKeys<kOwn, kKeysAtOnce> keys_;
+  const int chunk_, slab_;  // the thread's, of a batch: 16 bytes of a key and a slab
+  const int first_key_;
+  const LatentKeys<1, 0> keys_;  // the one of the thread's keys that it looks for
   const Pipeline<C.stages()> pipeline_;
   const uint32_t slabs_, raw_, scales_;
-  const int chunk_, slab_;  // the thread's, of a batch: 16 bytes of a key and a slab
   PipelineState<C.stages()> at_;
   int pending_ = 0;  // batches that are copied and not converted
   int next_raw_ = 0, oldest_raw_ = 0, oldest_batch_ = 0;

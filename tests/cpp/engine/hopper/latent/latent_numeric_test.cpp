@@ -189,7 +189,8 @@ TEST_F(BrokenLatent, one_release_is_forgotten) {
   expect_found<kOf16Bits>(Fault::kLostRelease, {kDeadlock});
 }
 TEST_F(BrokenLatent, a_stage_is_full_before_the_last_copies) {
-  const std::vector<std::string> said{machine::kUnfilled, machine::kUntold, kBarrier, kPhases};
+  const std::vector<std::string> said{machine::kUnfilled, machine::kUntold, kBarrier, kPhases,
+                                      machine::kOverRead};
   expect_found<kOf16Bits>(Fault::kOneCopierTooFew, said);
   expect_found<kOfBytes>(Fault::kOneCopierTooFew, said);
 }
