@@ -72,10 +72,16 @@ def normal(*shape):
     return torch.randn(*shape).to(torch.bfloat16)
 
 
+def shapes(heads):
+    """(heads, head dim) of q, k and v; heads: (of q, of k, head dim[, that of v])."""
+    num_q, num_k, dim, *other = heads
+    return (num_q, dim), (num_k, dim), (num_k, *(other or [dim]))
+
+
 def dense(batch, seqlen, heads, window=None, **options):
     """A causal call on sequences of one length: tensors, options, and visible pairs."""
-    num_q, num_k, dim = heads
-    q, k, v = (normal(batch, seqlen, n, dim) for n in (num_q, num_k, num_k))
+    num_q = heads[0]
+    q, k, v = (normal(batch, seqlen, *shape) for shape in shapes(heads))
     if window is not None:
         options["window"] = (window, 0)
     return (q, k, v), {"causal": True, **options}, batch * num_q * pairs(seqlen, True, window)
@@ -87,13 +93,12 @@ def chunked(seqlen, chunk, heads):
 
 
 def packed(lengths, heads, causal=True):
-    num_q, num_k, dim = heads
     starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    q, k, v = (normal(sum(lengths), n, dim) for n in (num_q, num_k, num_k))
+    q, k, v = (normal(sum(lengths), *shape) for shape in shapes(heads))
     longest = {f"max_seqlen_{side}": max(lengths) for side in "qk"}
     starts_of = {f"cu_seqlens_{side}": starts for side in "qk"}
     options = {"causal": causal, **starts_of, **longest}
-    return (q, k, v), options, num_q * sum(pairs(n, causal, None) for n in lengths)
+    return (q, k, v), options, heads[0] * sum(pairs(n, causal, None) for n in lengths)
 
 
 def call_of(tensors, d_o, options, which, deterministic):
@@ -154,10 +159,10 @@ def contenders(tensors, options, which, deterministic, device, rivals):
     return found, why
 
 
-def cases(longest):
+def cases(longest, given):
     """Name, heads, and what makes the operands; on 4 * longest tokens where packed."""
     short, tokens = longest // 4, 4 * longest
-    for heads in DENSE_HEADS:
+    for heads in given or DENSE_HEADS:
         sink = torch.randn(heads[0])
         yield f"causal {longest}", heads, lambda h: dense(1, longest, h)
         for window in (w for w in WINDOWS if w < longest):
@@ -169,7 +174,7 @@ def cases(longest):
         yield f"softcap 30 causal 4x{short}", heads, lambda h: dense(4, short, h, softcap=30.0)
         yield f"sink causal 4x{short}", heads, lambda h, s=sink: dense(4, short, h, sink=s)
     ragged = log_uniform_lengths(longest)
-    for heads in PACKED_HEADS:
+    for heads in given or PACKED_HEADS:
         yield f"causal 16x{short}", heads, lambda h: dense(16, short, h)
         yield f"packed causal 16x{short}", heads, lambda h: packed([short] * 16, h)
         yield f"packed full 16x{short}", heads, lambda h: packed([short] * 16, h, causal=False)
@@ -185,7 +190,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--seqlen", type=int, default=16384, help="of the longest sequence")
-    parser.add_argument("--heads", help="only these, as 32:4:128 (heads, key heads, head dim)")
+    parser.add_argument(
+        "--heads", type=lambda text: [tuple(int(x) for x in text.split(":"))], default=(),
+        help="only these, as 32:4:128 (heads, key heads, head dim) or 16:16:192:128 (that of v)"
+    )  # fmt: skip
     parser.add_argument("--cases", default="", help="only those with this in their names")
     parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")
     parser.add_argument("--pass", dest="which", choices=PRODUCTS, default="fwd")
@@ -197,22 +205,22 @@ def main():
     torch.set_default_device(arguments.device)
     told = [
         (name, heads, make)
-        for name, heads, make in cases(arguments.seqlen)
-        if arguments.heads in (None, ":".join(map(str, heads))) and arguments.cases in name
+        for name, heads, make in cases(arguments.seqlen, arguments.heads)
+        if arguments.cases in name
     ]
     for name, heads, make in progress(told):
         row = {"pass": arguments.which, "dtype": "bf16", "case": name}
         variants = ("deterministic", "batch_invariant")
         if variant := " ".join(mode for mode in variants if getattr(arguments, mode)):
             row["variant"] = variant
-        row |= dict(zip(("heads", "kv_heads", "head_dim"), heads, strict=True))
+        row |= dict(zip(("heads", "kv_heads", "head_dim", "head_dim_v"), heads, strict=False))
         try:
             tensors, options, visible = make(heads)
             options["batch_invariant"] = arguments.batch_invariant
             modes = arguments.which, arguments.deterministic, arguments.device
             timed, why = contenders(tensors, options, *modes, arguments.rival)
             times = time_all(timed, arguments.device, arguments.rounds)
-            flops = 2 * PRODUCTS[arguments.which] * visible * heads[2]
+            flops = PRODUCTS[arguments.which] * visible * (heads[2] + heads[-1])
             rows = {
                 engine: once | {"tflops": flops / once["median_ms"] / 1e9}
                 for engine, once in times.items()

@@ -37,7 +37,7 @@ def case_columns(case: Case) -> dict:
         "seqlen_q": case.seqlen,
         "seqlen_k": case.keys,
         "head_dim": case.head_dim,
-        "head_dim_v": case.head_dim,
+        "head_dim_v": case.value_dim,
         "causal": case.causal,
         **({"dropout": case.dropout} if case.dropout else {}),
     }
@@ -74,12 +74,21 @@ def refusal(case: Case, name: str, sentence: str, arguments) -> dict:
     return found | provenance(case.device, arguments.threads)
 
 
+def head_dims(text: str) -> list[tuple[int, int]]:
+    """An option's LIST: "128,192:128" of q and k, and of v where it differs."""
+    parts = [numbers(part.replace(":", ",")) for part in text.split(",")]
+    return [(dims[0], dims[-1]) for dims in parts]
+
+
 def parse_arguments():
     parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--pass", dest="direction", choices=("fwd", "bwd"), default="fwd")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
-    parser.add_argument("--head-dim", type=numbers, default=[64, 128], metavar="LIST")
+    parser.add_argument(
+        "--head-dim", type=head_dims, default=head_dims("64,128"), metavar="LIST",
+        help="192:128 for values of 128",
+    )  # fmt: skip
     parser.add_argument("--seqlen", type=numbers, default=[4096], metavar="LIST")
     parser.add_argument("--causal", type=numbers, default=[0, 1], metavar="LIST")
     parser.add_argument("--seqlen-k", type=numbers, default=[None], help="keys; like --seqlen")
@@ -112,7 +121,7 @@ def main() -> int:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     grid = [getattr(arguments, x) for x in "head_dim causal seqlen seqlen_k batch".split()]
-    for head_dim, causal, seqlen, seqlen_k, batch in progress(list(product(*grid))):
+    for (head_dim, value_dim), causal, seqlen, seqlen_k, batch in progress(list(product(*grid))):
         heads = arguments.hidden // head_dim if arguments.hidden else arguments.heads
         case = Case(
             batch=max(1, arguments.tokens // seqlen) if arguments.tokens else batch,
@@ -121,6 +130,7 @@ def main() -> int:
             heads=heads,
             kv_heads=arguments.kv_heads or heads,
             head_dim=head_dim,
+            head_dim_v=value_dim,
             causal=bool(causal),
             dtype=arguments.dtype,
             device=arguments.device,
@@ -138,7 +148,7 @@ def main() -> int:
         rows = [record(case, one, timings[one.name], arguments) for one in ready]
         cells = "  ".join(f"{r['engine']} {1e3 * r['tflops']:.1f}" for r in rows if "tflops" in r)
         print(
-            f"d{head_dim} causal {causal} s{seqlen}x{case.keys} b{case.batch} GFLOP/s: {cells}",
+            f"d{head_dim}:{value_dim} causal {causal} s{seqlen}x{case.keys} b{case.batch} GFLOP/s: {cells}",
             flush=True,
         )
         rows += [refusal(case, *of, arguments) for of in left_out.items()]

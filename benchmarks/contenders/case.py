@@ -26,19 +26,26 @@ class Case:
     deterministic: bool = False
     seqlen_k: int | None = None
     dropout: float = 0.0
+    head_dim_v: int | None = None
 
     @property
     def keys(self) -> int:
         return self.seqlen_k or self.seqlen
 
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim_v or self.head_dim
+
     def flops(self) -> float:
-        full = 4.0 * self.batch * self.heads * self.seqlen * self.keys * self.head_dim
+        dims = self.head_dim + self.value_dim
+        full = 2.0 * self.batch * self.heads * self.seqlen * self.keys * dims
         return full * (0.5 if self.causal else 1) * (2.5 if self.backward else 1)
 
     def bytes(self) -> int:
         """Bytes of Q, K, V and O, each once: the least that a forward moves."""
-        rows = 2 * self.heads * self.seqlen + 2 * self.kv_heads * self.keys
-        return self.batch * rows * self.head_dim * DTYPES[self.dtype].itemsize
+        rows = self.heads * self.seqlen + self.kv_heads * self.keys
+        elements = self.batch * rows * (self.head_dim + self.value_dim)
+        return elements * DTYPES[self.dtype].itemsize
 
 
 class Tensors:
@@ -47,16 +54,17 @@ class Tensors:
     def __init__(self, case: Case, layout: str, q_scale: float = 1.0):
         torch.manual_seed(0)
 
-        def normal(heads, rows):
-            shape = (case.batch, rows, heads, case.head_dim)
+        def normal(heads, rows, dim):
+            shape = (case.batch, rows, heads, dim)
             values = torch.randn(shape, device=case.device).to(DTYPES[case.dtype])
             if layout == "bshd":
                 return values
             return values.transpose(1, 2).contiguous().transpose(1, 2)
 
-        self.q = normal(case.heads, case.seqlen) * q_scale
-        self.k, self.v = (normal(case.kv_heads, case.keys) for _ in range(2))
-        self.d_o = normal(case.heads, case.seqlen) if case.backward else None
+        dim, value_dim = case.head_dim, case.value_dim
+        self.q = normal(case.heads, case.seqlen, dim) * q_scale
+        self.k, self.v = (normal(case.kv_heads, case.keys, d) for d in (dim, value_dim))
+        self.d_o = normal(case.heads, case.seqlen, value_dim) if case.backward else None
 
 
 def stream_of(device: str) -> int:

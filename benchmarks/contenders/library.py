@@ -50,12 +50,12 @@ class RivalLibrary:
         self.library.rival_workspace.restype = ctypes.c_int64
         self.name = self.engine = self.library.rival_name().decode()
         self.kernel = Path(path).name
-        self.o = torch.empty_like(tensors.q)
+        self.o = tensors.q.new_empty(*tensors.q.shape[:3], case.value_dim)
         self.lse = torch.empty((case.batch, case.heads, case.seqlen), device=case.device)
         self.problem = RivalProblem(
             struct_size=ctypes.sizeof(RivalProblem), batch=case.batch, seqlen_q=case.seqlen,
             seqlen_k=case.keys, heads_q=case.heads, heads_k=case.kv_heads,
-            head_dim=case.head_dim, head_dim_v=case.head_dim,
+            head_dim=case.head_dim, head_dim_v=case.value_dim,
             dtype=c_abi.DTYPES[FA3_DTYPES[case.dtype]], causal=int(case.causal),
             scale=case.head_dim**-0.5, q=tensors.q.data_ptr(), k=tensors.k.data_ptr(),
             v=tensors.v.data_ptr(), o=self.o.data_ptr(), lse=self.lse.data_ptr(),
@@ -75,8 +75,8 @@ class RivalLibrary:
             x.fill_(float("nan"))
 
     def prepare_backward(self, case: Case, tensors: Tensors):
-        if case.heads != case.kv_heads:
-            raise RuntimeError(f"{self.name}: the backward entry has no grouped heads")
+        if case.heads != case.kv_heads or case.head_dim != case.value_dim:
+            raise RuntimeError(f"{self.name}: the backward entry has one head count and head dim")
         sizes = [ctypes.c_int64(x) for x in (case.batch, case.seqlen, case.heads, case.head_dim)]
         workspace_size = self.library.rival_backward_workspace
         workspace_size.restype = ctypes.c_int64

@@ -33,7 +33,7 @@ class Fa3:
     def __init__(self, case: Case, tensors: Tensors, threads: int, path: str | None = None):
         self.name = f"fa3:{Path(path).stem}" if path else "fa3"
         self.library = c_abi.library(path)
-        self.o = torch.empty_like(tensors.q)
+        self.o = tensors.q.new_empty(*tensors.q.shape[:3], case.value_dim)
         self.outputs = (self.o,)
         lse_shape = (case.batch, case.heads, case.seqlen)
         self.lse = torch.empty(lse_shape, device=case.device, dtype=torch.float32)
