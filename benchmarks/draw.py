@@ -35,8 +35,6 @@ RECORDED = {  # by folder of the machine
                  "forward-h200-2026-11-27.jsonl", figures.bars, figures.ratios),
         Recorded("Backward beside the official FlashAttention-3 and FlashAttention-4 (Figure 6)",
                  "backward-h200-2026-11-27.jsonl", figures.bars, figures.ratios),
-        Recorded("What each idea is worth (Table 2)",
-                 "ablation-h200-2026-11-21.jsonl", None, figures.ablation),
     ]
 }  # fmt: skip
 

@@ -291,14 +291,49 @@ def models(rows: list[dict]) -> list[str]:
     return table(titles, found)
 
 
+def cells(rows: list[dict]) -> list[str]:
+    """TFLOP/s of every contender by mask and length, as they were timed."""
+    found = speeds(rows)
+    places = sorted({cell for cells in found.values() for cell in cells})
+    lines = [
+        [f"{'causal' if causal else 'full'} {length}",
+         *(f"{x[dim, causal, length]:.0f}" if (dim, causal, length) in x else ""
+           for x in found.values())]
+        for dim, causal, length in places
+    ]  # fmt: skip
+    words = table(["TFLOP/s", *map(name_of, found)], lines)
+    return [*words, "", *ratios(rows)]
+
+
+def steps(rows: list[dict]) -> list[str]:
+    """Whole models of Transformers (llama.py)."""
+    found = []
+    for row in rows:
+        padded = ", padded" * row["padded"]
+        what = [row["layers"], row["pass"] + padded, f"{row['batch']} x {row['context']}"]
+        what.append(row["engine"] + ", compiled" * row["compiled"])
+        if "median_ms" in row:
+            times = [f"{row[name]:.1f}" for name in ("median_ms", "host_ms")]
+            cell = [*times, f"{row['peak_bytes'] / 2**30:.1f}", row.get("waits", "")]
+            cell.append(row.get("graph_breaks", ""))
+        else:
+            cell = ["does not run", "", "", "", ""]
+        found.append([*what, *cell])
+    titles = ["layers", "work", "batch x tokens", "attention", "ms", "host's ms", "peak GiB",
+              "waits", "graph breaks"]  # fmt: skip
+    return table(titles, found)
+
+
 def ablation(rows: list[dict]) -> list[str]:
-    paper = {"full": 661, "no_pipelining": 582, "plain_no_warp_specialisation": 570}  # on an H100
+    paper = {"ping-pong": 661, "no pipelining": 582, "no producer": 570}  # on an H100
     cells = [
-        [r["variant"].replace("_", " "), r["kernel"].split()[-1], f"{r['tflops']:.0f}",
+        [r["variant"], r["head_dim"], r["tile"], r.get("stages", ""),
+         f"{r['tflops']:.0f}" if "tflops" in r else "wrong", r.get("spilled_bytes", ""),
          paper.get(r["variant"], "")]
         for r in rows
     ]  # fmt: skip
-    return table(["variant", "tile", "TFLOP/s", "paper, H100"], cells)
+    titles = ["variant", "head dim", "tile", "stages", "TFLOP/s", "bytes spilled", "paper, H100"]
+    return table(titles, cells)
 
 
 def quantizer(rows: list[dict]) -> list[str]:

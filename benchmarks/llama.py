@@ -31,7 +31,7 @@ from gpt import measure
 from harness import numbers, parser_of, progress, provenance, write_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import fa3.hf
+import fa3.hf  # noqa: F401  (adds the names to Transformers)
 
 SIZES = {  # width, width of the MLP, heads, heads of keys, vocabulary
     "tiny": (64, 128, 4, 2, 256),
@@ -240,7 +240,9 @@ def main():
         for work, padded, batch, context in progress(list(cells)):
             for row in cell_rows(model, work, batch, context, padded, arguments):
                 if "median_ms" in row:
-                    said = "{median_ms:.2f} ms, host {host_ms:.2f}, {peak_bytes} bytes".format(**row)
+                    said = "{median_ms:.2f} ms, host {host_ms:.2f}, {peak_bytes} bytes".format(
+                        **row
+                    )
                     said += f", waits {row.get('waits')}, differs {row['differs']:.1e}"
                     said += f", breaks {row['graph_breaks']}" if arguments.compile else ""
                 else:

@@ -44,6 +44,18 @@ DECODE = (
     "One query a sequence, 32 query heads to 8 key heads of 128; GB/s of K, V, Q and O, each read "
     "or written once. `copy` is what the memory does beside it."
 )
+WIDE = (
+    "Heads of 192 columns with values of 128, as DeepSeek's models have them before absorption; 16 "
+    "heads, 16k tokens."
+)
+STEPS = (
+    "Llama-3.1-8B's layers in Hugging Face Transformers, random weights, bf16. Waits: calls of the "
+    "host that wait for the GPU. The host's time ends when the whole call is queued."
+)
+ABLATION = (
+    "fp16, 4 sequences of 8448 tokens, no mask, hidden size 2048. `tutorial` is "
+    "src/engine/hopper/tutorial/plain_kernel.cuh; a variant differs from it in one idea."
+)
 MASKS = "TFLOP/s over visible pairs of a query and a key; ragged batches are packed (cu_seqlens)."
 
 
@@ -58,6 +70,10 @@ def on_cuda(quick: bool) -> list[Piece]:
     sizes = "124M" if quick else "124M,355M"
     all_sizes = "124M" if quick else "124M,355M,774M"
     bars, errors = figures.bars, figures.errors
+    wide = "--device cuda --dtype bf16 --head-dim 192:128 --heads 16 --tokens 16384 --seqlen "
+    wide += f"{lengths} --rounds {rounds}"
+    layers, depths = ("8", "1,8") if quick else ("32", "1,8,32")
+    everything = "sdpa,eager,fa3,flash_fa3,fa3_flex"
     # Triton compiles for long; its backward takes four minutes (rivals.py --triton).
     all_of_them = "--standard" if quick else "--standard --triton"
     return [
@@ -97,6 +113,26 @@ def on_cuda(quick: bool) -> list[Piece]:
         Piece("prefill", "Prefill", PREFILL,
               f"gpt.py --work prefill --size 124M --context {long} --rounds {rounds}",
               30, figures.prefill, figures.models),
+        Piece("wide-forward", "192/128 heads, forward", WIDE,
+              f"rivals.py {wide}", 20, None, figures.cells),
+        Piece("wide-backward", "192/128 heads, backward", WIDE,
+              f"rivals.py {wide} --pass bwd", 25, None, figures.cells),
+        Piece("wide-deterministic", "192/128 heads, deterministic backward", WIDE,
+              f"rivals.py {wide} --pass bwd --deterministic", 20, None, figures.cells),
+        Piece("ablation", "What each idea is worth (Table 2)", ABLATION,
+              f"ablation.py --rounds {rounds}", 30, None, figures.ablation),
+        Piece("steps", "Transformers: training steps and prefills", STEPS,
+              f"llama.py --layers {depths} --work training,prefill --batch 2 --context 2048 "
+              f"--padded 0,1 --attention {everything} --rounds 3", 90, None, figures.steps),
+        Piece("steps-compiled", "Transformers: compiled", f"{STEPS} torch.compile(model).",
+              "llama.py --layers 1 --work training,prefill --batch 2 --context 2048 --compile "
+              "--attention sdpa,fa3,fa3_flex --rounds 5", 90, None, figures.steps),
+        Piece("llama-prefill", "Llama-3.1-8B: prefill", STEPS,
+              f"llama.py --layers {layers} --work prefill --context 1024,4096,32768 --attention "
+              "sdpa,sdpa-flash,sdpa-cudnn,eager,fa3,fa3_fp8 --rounds 2", 60, None, figures.steps),
+        Piece("llama-decode", "Llama-3.1-8B: decoding", STEPS,
+              f"llama.py --layers {layers} --work decode --context 4096 --batch 1,16,64 "
+              f"--attention sdpa,eager,fa3 --rounds {rounds}", 40, None, figures.steps),
     ]  # fmt: skip
 
 

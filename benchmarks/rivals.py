@@ -147,10 +147,8 @@ def main() -> int:
             timings = time_all(ready, case.device, arguments.rounds)
         rows = [record(case, one, timings[one.name], arguments) for one in ready]
         cells = "  ".join(f"{r['engine']} {1e3 * r['tflops']:.1f}" for r in rows if "tflops" in r)
-        print(
-            f"d{head_dim}:{value_dim} causal {causal} s{seqlen}x{case.keys} b{case.batch} GFLOP/s: {cells}",
-            flush=True,
-        )
+        where = f"d{head_dim}:{value_dim} causal {causal} s{seqlen}x{case.keys} b{case.batch}"
+        print(f"{where} GFLOP/s: {cells}", flush=True)
         rows += [refusal(case, *of, arguments) for of in left_out.items()]
         write_rows(arguments.json, rows)
     return 0

@@ -80,7 +80,7 @@ def attention_forward(
     refuse_unknown(paged.without_arguments(others) if is_paged else {"cache": cache, **others})
     if gate is not None and (is_paged or onnx.is_exporting()):
         raise Unsupported("gate: expected None over a paged cache and in torch.onnx.export")
-    if onnx.is_exporting() and attention_mask is not None:
+    if attention_mask is not None and onnx.is_exporting():
         return exported(module, query, key, value, attention_mask, dropout, scaling, softcap, s_aux)
     if is_paged:
         refuse_dropout(dropout, module, "a paged cache")
@@ -88,23 +88,23 @@ def attention_forward(
         key, value = paged.update(cache, module.layer_idx, key, value, described)
         cu_seq_lens_k, max_length_k = described["cu_seq_lens_k"], described["max_length_k"]
         attention_mask = None  # a mask would know the new tokens alone
-    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if attention_mask is None:
         mask = Mask(pattern_of_layer(module, is_causal, sliding_window, q, k), len(q))
     else:
         mask = mask_for(attention_mask, q, k)
     pattern = mask.pattern
-    options = {
-        "causal": pattern.causal,
-        "window": pattern.window,
+    options = {"causal": pattern.causal, "scale": scaling, "gate": gate}
+    rarely = {
+        "window": pattern.window if pattern.window != (-1, -1) else None,
         "attention_chunk": pattern.chunk,
-        "softcap": softcap or 0.0,
-        "scale": scaling,
-        "sink": None if s_aux is None else s_aux.float(),
-        "deterministic": bool(deterministic),
+        "softcap": softcap,
+        "deterministic": deterministic,
         "dropout_p": dropout,
-        "gate": gate,
     }
+    options |= {name: value for name, value in rarely.items() if value}
+    if s_aux is not None:
+        options["sink"] = s_aux.float()
     if is_paged and "k_cache" in described:
         return paged.attend(q, k, v, described, options), None
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
@@ -118,7 +118,8 @@ def attention_forward(
     if mask.keys.end is not None:
         return attend_padded(q, k, v, mask, options, attend), None
     refuse_restart(position_ids, pattern, q)
-    k, v = (tensor[:, : pattern.keys] for tensor in (k, v))
+    if k.shape[1] != pattern.keys:
+        k, v = k[:, : pattern.keys], v[:, : pattern.keys]
     run = attend if q.shape[1] == k.shape[1] else attention
     return run(q, k, v, **options), None
 
@@ -255,9 +256,11 @@ def refuse_restart(position_ids, pattern, q):
     batch, rows = q.shape[:2]
     if position_ids is None or batch != 1 or not 1 < rows == pattern.keys or not pattern.causal:
         return
-    if is_tracing() or position_ids.shape != (batch, rows):
+    if torch.compiler.is_compiling() or position_ids.shape != (batch, rows):
         return
     if position_ids.is_cuda:
+        if torch.cuda.is_current_stream_capturing():
+            return
         restarted.ask(position_ids, starts_anew)
         starts, call = restarted.found(), " (those of this call or of one before)"
     else:

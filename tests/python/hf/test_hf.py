@@ -17,6 +17,8 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 hf = pytest.importorskip("fa3.hf")
 attention, mask = hf.attention, hf.mask
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 SENTENCES = [
     "Call me Ishmael.",
     "Some years ago, never mind how long precisely, having little or no money in my purse, and "
@@ -256,6 +258,21 @@ def test_arguments_that_change_nothing_are_taken():
     named = dict.fromkeys(attention.HARMLESS, True) | {"output_attentions": False, "new": None}
     out, _ = hf.attention_forward(torch.nn.Identity(), q, q, q, None, is_causal=True, **named)
     assert torch.equal(out, fa3.attention(*[q.transpose(1, 2)] * 3, causal=True))
+
+
+def test_a_layer_without_padding_makes_nothing_but_three_views_and_its_result():
+    q = torch.randn(1, 2, 5, 8)
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), named=None):
+            seen.append(str(function))
+            return function(*arguments, **(named or {}))
+
+    causal = mask.Mask(mask.Pattern(5, 5, 5, causal=True), 1)
+    with Watch(), torch.no_grad():
+        hf.attention_forward(torch.nn.Identity(), q, q, q, causal, scaling=0.5)
+    assert seen == ["aten.transpose.int"] * 3 + ["fa3.forward.default"]
 
 
 class OnGpu(torch.Tensor):

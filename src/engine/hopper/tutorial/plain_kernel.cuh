@@ -41,14 +41,14 @@ struct PlainParams {
   float scale_log2;  // softmax scale * log2(e)
 };
 
-template <Element E, int HeadDim, int BlockN>
+template <Element E, int HeadDim, int BlockN, int Stages = 4>
 class PlainForward {
  public:
   static constexpr int kBlockM = 128, kBlockN = BlockN;
   static constexpr int kConsumers = kBlockM / kRowsPerWarpgroup;
   static constexpr int kConsumerWarps = kConsumers * kWarpsPerWarpgroup;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupSize;
-  static constexpr int kStages = 4;  // of K and V, which take turns
+  static constexpr int kStages = Stages;  // of K and V, which take turns
   static constexpr tile::TileLayout kQ{kBlockM, HeadDim}, kKv{BlockN, HeadDim};
 
   struct Smem {
@@ -148,7 +148,7 @@ class PlainForward {
                   first_row + warp * kRowsPerWarp, output, rows);
   }
 
- private:
+ protected:
   __device__ __forceinline__ ScoreOf16BitP<ScaledScore, BlockN> score() const {
     return {{p_.scale_log2}};
   }

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The barriers of the plain kernel (plain_kernel.cuh), run as it stands on the machine that
-// schedules at random: every warp multiplies every block of its tile once, in order, and stores its
-// rows; broken barriers are found out.
+// The barriers of the plain kernel (plain_kernel.cuh), and of its variants that the ablation times
+// (benchmarks/ablation), run as they stand on the machine that schedules at random: every warp
+// multiplies every block of its tile once, in order, and stores its rows; broken barriers are found
+// out.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
+#include <span>
 
+#include "ablation/ablated_kernel.cuh"
 #include "cuda/plain_params.h"
 #include "many_orders.h"
 
@@ -19,8 +22,21 @@ using machine::Fault;
 using machine::Product;
 
 constexpr int kHeadDim = 128, kBlockN = 128;
-using Forward = PlainForward<Element::kBf16, kHeadDim, kBlockN>;
-constexpr int kWarps = Forward::kThreads / kWarpSize;
+
+struct Plain {
+  using Forward = PlainForward<Element::kBf16, kHeadDim, kBlockN>;
+  static constexpr int kFirstConsumerWarp = kWarpsPerWarpgroup;
+  static constexpr auto kKernel = &plain_kernel<Element::kBf16, kHeadDim, kBlockN>;
+};
+
+template <int Stages, int Lag, bool Producer, bool PingPong_>
+struct Variant {
+  using Forward =
+      Ablated<Element::kBf16, kHeadDim, kBlockN, Stages, Lag, Producer, PingPong_, true>;
+  static constexpr int kFirstConsumerWarp = Producer ? kWarpsPerWarpgroup : 0;
+  static constexpr auto kKernel =
+      &ablated_kernel<Element::kBf16, kHeadDim, kBlockN, Stages, Lag, Producer, PingPong_, true>;
+};
 
 struct CallShape {
   int seqlen_q, seqlen_k, heads, kv_heads, batches;
@@ -34,7 +50,10 @@ constexpr CallShape kShapes[] = {
     {.seqlen_q = 900, .seqlen_k = 300, .heads = 3, .kv_heads = 1, .batches = 1, .causal = true},
 };
 
+template <class Subject>
 class PlainRun {
+  using Forward = typename Subject::Forward;
+
  public:
   explicit PlainRun(const CallShape& s) : shape_(s) {
     ForwardCall a;
@@ -54,11 +73,11 @@ class PlainRun {
 
   machine::Outcome run(int tile, machine::Setting setting) const {
     setting.block = unsigned(tile);
-    const uint32_t pipeline = machine::kSmemBase + offsetof(Forward::Smem, kv_pipeline);
+    const uint32_t pipeline = machine::kSmemBase + offsetof(typename Forward::Smem, kv_pipeline);
     setting.kv = {pipeline, pipeline + Forward::kStages * uint32_t{sizeof(uint64_t)},
                   Forward::kStages};
-    return machine::run_block(setting, kWarps, unsigned(tiles()),
-                              [this] { plain_kernel<Element::kBf16, kHeadDim, kBlockN>(params_); });
+    return machine::run_block(setting, Forward::kThreads / kWarpSize, unsigned(tiles()),
+                              [this] { Subject::kKernel(params_); });
   }
 
   void expect_all_work_done(int tile, const machine::Outcome& outcome) const {
@@ -67,7 +86,7 @@ class PlainRun {
     const int first_row = at.m_block * Forward::kBlockM;
     for (int warp = 0; warp < Forward::kConsumerWarps; ++warp) {
       std::vector<int> scored, summed;  // first keys
-      for (const Product& p : outcome.products[size_t(warp + kWarpsPerWarpgroup)]) {
+      for (const Product& p : outcome.products[size_t(warp + Subject::kFirstConsumerWarp)]) {
         (p.scores() ? scored : summed).push_back(p.b.row);
         ASSERT_EQ(p.b.tensor, p.scores() ? &k_ : &v_);
         ASSERT_EQ(p.b.head, at.pack / (shape_.heads / shape_.kv_heads));
@@ -126,20 +145,40 @@ class PlainRun {
   PlainParams params_{};
 };
 
-TEST(PlainProtocol, every_block_is_multiplied_once_whoever_is_slow) {
-  for (const CallShape& shape : kShapes) {
-    const PlainRun run(shape);
+template <class Subject>
+void expect_every_block_once(std::span<const CallShape> shapes) {
+  for (const CallShape& shape : shapes) {
+    const PlainRun<Subject> run(shape);
     for (const machine::Pace& pace : machine::kManyPaces) {
       for (int tile = 0; tile < run.tiles(); ++tile) {
         run.expect_all_work_done(tile, run.run(tile, {.seed = unsigned(tile), .pace = pace}));
-        ASSERT_FALSE(HasFatalFailure()) << pace.name << ", " << shape.seqlen_q << ", tile " << tile;
+        ASSERT_FALSE(testing::Test::HasFatalFailure())
+            << pace.name << ", " << shape.seqlen_q << ", tile " << tile;
       }
     }
   }
 }
 
+TEST(PlainProtocol, every_block_is_multiplied_once_whoever_is_slow) {
+  expect_every_block_once<Plain>(kShapes);
+}
+
+// With an even and an odd number of blocks.
+TEST(PlainProtocol, so_it_is_in_every_variant_of_the_ablation) {
+  constexpr CallShape kTwo[] = {
+      {.seqlen_q = 200, .seqlen_k = 700, .heads = 1, .kv_heads = 1, .batches = 1, .causal = false},
+      {.seqlen_q = 200, .seqlen_k = 900, .heads = 1, .kv_heads = 1, .batches = 1, .causal = false}};
+  expect_every_block_once<Variant<4, 1, true, false>>(kTwo);
+  expect_every_block_once<Variant<4, 1, true, true>>(kTwo);
+  expect_every_block_once<Variant<2, 1, true, false>>(kTwo);
+  expect_every_block_once<Variant<4, 0, true, false>>(kTwo);
+  expect_every_block_once<Variant<4, 2, true, false>>(kTwo);
+  expect_every_block_once<Variant<4, 1, false, false>>(kTwo);
+  expect_every_block_once<Variant<4, 0, false, false>>(kTwo);
+}
+
 TEST(PlainProtocol, broken_barriers_are_found_out) {
-  const PlainRun run(kShapes[0]);
+  const PlainRun<Plain> run(kShapes[0]);
   for (Fault fault : {Fault::kReleaseBeforeRead, Fault::kProducerPhase, Fault::kConsumerPhase,
                       Fault::kOneArrivalTooMany, Fault::kLostRelease, Fault::kTooFewBytes}) {
     for (const machine::Pace& pace : machine::kManyPaces) {
