@@ -13,7 +13,7 @@ many as --layers says. One model for all attentions, timed as harness.py says. A
 
     host_ms       until the host has queued the whole call
     peak_bytes    memory in use at most, weights and cache among it
-    waits         calls of the host that wait for the device, in one call (CUDA alone)
+    waits         lines at which the host waits for the device in one call (CUDA alone)
     graph_breaks  with --compile (torch.compile(model)): of the first call; and `graphs`
     differs       the last logits, from the first attention's, relative to their size
 """
@@ -150,14 +150,18 @@ class Contender:
         self.host_ms.append(1e3 * (time.perf_counter() - start))
         return found
 
-    def waits(self) -> int:
-        """Calls of the host, in one call of this, that wait for the device."""
+    def waits(self) -> list[str]:
+        """Where the host waits for the device in one call of this."""
         torch.cuda.set_sync_debug_mode("warn")
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             self()
         torch.cuda.set_sync_debug_mode("default")
-        return sum("synchroniz" in str(one.message) for one in said)
+        return [
+            f"{Path(one.filename).name}:{one.lineno}"
+            for one in said
+            if "called a synchronizing CUDA operation" in str(one.message)
+        ]
 
 
 def first_calls(contenders: list, compiled: bool) -> dict:
@@ -167,14 +171,13 @@ def first_calls(contenders: list, compiled: bool) -> dict:
         torch._dynamo.utils.counters.clear()
         try:
             logits = one().float()
-            on_gpu = logits.is_cuda
             expected = logits if expected is None else expected
             columns = {"differs": float((logits - expected).norm() / expected.norm())}
             if compiled:
                 counted = torch._dynamo.utils.counters
                 columns["graph_breaks"] = sum(counted["graph_break"].values())
                 columns["graphs"] = counted["stats"]["unique_graphs"]
-            found[one.name] = columns | ({"waits": one.waits()} if on_gpu else {})
+            found[one.name] = columns | ({"waits": one.waits()} if logits.is_cuda else {})
         except RuntimeError as error:
             found[one.name] = {"left_out": str(error).splitlines()[0]}
         one.host_ms.clear()
