@@ -53,7 +53,8 @@ deb:  ## the Debian package, into build/deb
 
 # OPTIONS: those of benchmarks/report.py, such as --quick, --only forward,decode, --again.
 report: build $(VENV)/bin/pytest  ## measure all that this machine can run: docs/lab/report-MACHINE.md
-	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || $(MAKE) --no-print-directory torch
+	@$(VENV)/bin/python -c 'import torch, transformers' 2>/dev/null || $(MAKE) --no-print-directory torch
+	@$(if $(HOPPER),cmake --build $(BUILD) --target fa3_ablation)
 	@PYTHONPATH=$(abspath $(BUILD))/python FA3_LIBRARY=$(abspath $(BUILD))/lib/libfa3.so \
 	  $(VENV)/bin/python benchmarks/report.py $(OPTIONS)
 

@@ -292,17 +292,19 @@ def models(rows: list[dict]) -> list[str]:
 
 
 def cells(rows: list[dict]) -> list[str]:
-    """TFLOP/s of every contender by mask and length, as they were timed."""
-    found = speeds(rows)
-    places = sorted({cell for cells in found.values() for cell in cells})
+    """TFLOP/s of every contender by mask and length."""
+    found = defaultdict(dict)
+    for row in rows:
+        if row["pass"] in OF_PASSES and "tflops" in row:
+            found[row["causal"], row["seqlen_q"]][row["engine"]] = row["tflops"]
+    engines = list(dict.fromkeys(engine for speeds in found.values() for engine in speeds))
     lines = [
         [f"{'causal' if causal else 'full'} {length}",
-         *(f"{x[dim, causal, length]:.0f}" if (dim, causal, length) in x else ""
-           for x in found.values())]
-        for dim, causal, length in places
+         *(f"{speeds[x]:.0f}" if x in speeds else "" for x in engines)]
+        for (causal, length), speeds in sorted(found.items())
     ]  # fmt: skip
-    words = table(["TFLOP/s", *map(name_of, found)], lines)
-    return [*words, "", *ratios(rows)]
+    words = table(["TFLOP/s", *map(name_of, engines)], lines)
+    return [*words, "", *ratios(rows)] if len(engines) > 1 else words
 
 
 def steps(rows: list[dict]) -> list[str]:
@@ -314,8 +316,7 @@ def steps(rows: list[dict]) -> list[str]:
         what.append(row["engine"] + ", compiled" * row["compiled"])
         if "median_ms" in row:
             times = [f"{row[name]:.1f}" for name in ("median_ms", "host_ms")]
-            waits = len(row["waits"]) if "waits" in row else ""
-            cell = [*times, f"{row['peak_bytes'] / 2**30:.1f}", waits]
+            cell = [*times, f"{row['peak_bytes'] / 2**30:.1f}", row.get("waits", "")]
             cell.append(row.get("graph_breaks", ""))
         else:
             cell = ["does not run", "", "", "", ""]

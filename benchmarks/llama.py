@@ -13,7 +13,7 @@ many as --layers says. One model for all attentions, timed as harness.py says. A
 
     host_ms       until the host has queued the whole call
     peak_bytes    memory in use at most, weights and cache among it
-    waits         lines at which the host waits for the device in one call (CUDA alone)
+    waits         how often the host waits for the device in one call (CUDA alone); where: printed
     graph_breaks  with --compile (torch.compile(model)): of the first call; and `graphs`
     differs       the last logits, from the first attention's, relative to their size
 """
@@ -177,7 +177,11 @@ def first_calls(contenders: list, compiled: bool) -> dict:
                 counted = torch._dynamo.utils.counters
                 columns["graph_breaks"] = sum(counted["graph_break"].values())
                 columns["graphs"] = counted["stats"]["unique_graphs"]
-            found[one.name] = columns | ({"waits": one.waits()} if logits.is_cuda else {})
+            if logits.is_cuda:
+                places = one.waits()
+                columns["waits"] = len(places)
+                print(f"{one.name} waits at: {', '.join(places) or 'no line'}")
+            found[one.name] = columns
         except RuntimeError as error:
             found[one.name] = {"left_out": str(error).splitlines()[0]}
         one.host_ms.clear()
