@@ -113,11 +113,11 @@ def on_cuda(quick: bool) -> list[Piece]:
         Piece("prefill", "Prefill", PREFILL,
               f"gpt.py --work prefill --size 124M --context {long} --rounds {rounds}",
               30, figures.prefill, figures.models),
-        Piece("wide-forward", "192/128 heads, forward", WIDE,
+        Piece("wide-forward", "Heads of 192 columns, values of 128: forward", WIDE,
               f"rivals.py {wide}", 20, None, figures.cells),
-        Piece("wide-backward", "192/128 heads, backward", WIDE,
+        Piece("wide-backward", "Heads of 192 columns, values of 128: backward", WIDE,
               f"rivals.py {wide} --pass bwd", 25, None, figures.cells),
-        Piece("wide-deterministic", "192/128 heads, deterministic backward", WIDE,
+        Piece("wide-deterministic", "Heads of 192 columns, values of 128: deterministic backward", WIDE,
               f"rivals.py {wide} --pass bwd --deterministic", 20, None, figures.cells),
         Piece("ablation", "What each idea is worth (Table 2)", ABLATION,
               f"ablation.py --rounds {rounds}", 30, None, figures.ablation),
@@ -127,10 +127,10 @@ def on_cuda(quick: bool) -> list[Piece]:
         Piece("steps-compiled", "Transformers: compiled", f"{STEPS} torch.compile(model).",
               "llama.py --layers 1 --work training,prefill --batch 2 --context 2048 --compile "
               "--attention sdpa,fa3,fa3_flex --rounds 5", 90, None, figures.steps),
-        Piece("llama-prefill", "Llama-3.1-8B: prefill", STEPS,
+        Piece("llama-prefill", "Llama 8B: prefill", STEPS,
               f"llama.py --layers {layers} --work prefill --context 1024,4096,32768 --attention "
               "sdpa,sdpa-flash,sdpa-cudnn,eager,fa3,fa3_fp8 --rounds 2", 60, None, figures.steps),
-        Piece("llama-decode", "Llama-3.1-8B: decoding", STEPS,
+        Piece("llama-decode", "Llama 8B: decoding", STEPS,
               f"llama.py --layers {layers} --work decode --context 4096 --batch 1,16,64 "
               f"--attention sdpa,eager,fa3 --rounds {rounds}", 40, None, figures.steps),
     ]  # fmt: skip
