@@ -117,7 +117,7 @@ def on_cuda(quick: bool) -> list[Piece]:
               f"rivals.py {wide}", 20, None, figures.cells),
         Piece("wide-backward", "Heads of 192 columns, values of 128: backward", WIDE,
               f"rivals.py {wide} --pass bwd", 25, None, figures.cells),
-        Piece("wide-deterministic", "Heads of 192 columns, values of 128: deterministic backward", WIDE,
+        Piece("wide-deterministic", "Heads of 192 columns, values of 128: deterministic", WIDE,
               f"rivals.py {wide} --pass bwd --deterministic", 20, None, figures.cells),
         Piece("ablation", "What each idea is worth (Table 2)", ABLATION,
               f"ablation.py --rounds {rounds}", 30, None, figures.ablation),
