@@ -84,8 +84,9 @@ void add_run(CLI::App& app) {
   run->add_option("--layout", flags->layout, "axis order of all rank 4 arrays")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
       ->capture_default_str();
-  run->add_option("--dtype", flags->dtype, "convert the inputs; without it files keep theirs")
-      ->check(CLI::IsMember(kDtypeNames));
+  run->add_option("--dtype", flags->dtype,
+                  "convert the inputs; without it files keep theirs; e4m3 forward, O is bf16")
+      ->check(CLI::IsMember(kForwardDtypeNames));
   add_mask_flags(*run, &flags->mask);
   add_engine_flags(*run, &flags->engine);
   run->add_flag("--backward", flags->backward, "also the gradients of sum(do * o)");
@@ -113,9 +114,9 @@ void add_verify(CLI::App& app) {
   CLI::App* verify = app.add_subcommand("verify", "an engine against the fp64 reference");
   auto flags = std::make_shared<VerifyFlags>();
   add_engine_flags(*verify, &flags->engine);
-  verify->add_option("--dtype", flags->dtypes, "comma list")
+  verify->add_option("--dtype", flags->dtypes, "comma list; e4m3 forward")
       ->delimiter(',')
-      ->check(CLI::IsMember(kDtypeNames))
+      ->check(CLI::IsMember(kForwardDtypeNames))
       ->capture_default_str();
   CLI::Option* quick = verify->add_flag("--quick", flags->quick, "fewer cases");
   verify->add_flag("--full", flags->full, "more cases, longer sequences")->excludes(quick);

@@ -117,6 +117,7 @@ HostTensor HostTensor::converted(fa3_dtype dtype) const {
 }
 
 float element(const std::byte* data, fa3_dtype dtype, int64_t i) {
+  if (dtype == FA3_FLOAT8_E4M3) return to_float(reinterpret_cast<const Float8E4M3*>(data)[i]);
   return visit_dtype(static_cast<DType>(dtype),
                      [&]<class T>(T) { return to_float(reinterpret_cast<const T*>(data)[i]); });
 }

@@ -74,18 +74,32 @@ bool can(const Args& question, LeftOut* left_out) {
   return status.ok();
 }
 
+// Engines for GPUs multiply weights in e4m3; those for CPUs read the numbers and go on in fp32.
+bool multiplies_e4m3(const Operands& operands, const EngineFlags& flags) {
+  return operands.q.dtype() == FA3_FLOAT8_E4M3 &&
+         device_of(engine_id(flags.engine)).type != FA3_CPU;
+}
+
+double roundoff_of(const Operands& engine, const HostTensor& output, double score,
+                   const EngineFlags& flags) {
+  const bool is_e4m3 = engine.q.dtype() == FA3_FLOAT8_E4M3;
+  const auto dim = static_cast<double>(engine.q.shape().back());
+  const double products =
+      multiplies_e4m3(engine, flags) ? kE4m3WeightRoundoff + kE4m3ScoreRoundoff * score : 0;
+  const fa3_dtype in = is_e4m3 ? FA3_FLOAT32 : engine.q.dtype();
+  return products + roundoff_of_call(in, output.dtype(), dim, score);
+}
+
 void compare_output(const char* name, Quantity quantity, HostTensor Operands::*output,
                     const std::array<const Operands*, 3>& runs, double score,
-                    const std::string& where, Summary* summary) {
+                    const EngineFlags& flags, const std::string& where, Summary* summary) {
   const auto& [engine, standard, reference] = runs;
   if (!(engine->*output).present()) return;
   Finding finding{.output = name,
                   .error = error_of(engine->*output, reference->*output),
                   .baseline = error_of(standard->*output, reference->*output),
                   .where = where};
-  const auto dim = static_cast<double>(engine->q.shape().back());
-  const double roundoff =
-      roundoff_of_call(engine->q.dtype(), (engine->*output).dtype(), dim, score);
+  const double roundoff = roundoff_of(*engine, engine->*output, score, flags);
   finding.allowed = allowed_error(finding.baseline, roundoff);
   if (!finding.passed()) {
     summary->failures.push_back(
@@ -102,8 +116,10 @@ void compare_lse(const Operands& engine, const Operands& reference, double score
   const double error = max_abs_error(engine.lse, reference.lse);
   // Standard attention stores its scores in the inputs' dtype.
   const bool rounds_scores = engine_id(flags.engine) == FA3_ENGINE_STANDARD;
-  const double allowed =
-      allowed_lse_error(score, rounds_scores ? unit_roundoff(engine.q.dtype()) : 0);
+  const double roundoff = multiplies_e4m3(engine, flags) ? kE4m3ScoreRoundoff
+                          : rounds_scores                ? unit_roundoff(engine.q.dtype())
+                                                         : 0;
+  const double allowed = allowed_lse_error(score, roundoff);
   summary->lse_error = std::max(summary->lse_error, error);
   if (error <= allowed) return;
   summary->lse_passed = false;
@@ -115,17 +131,20 @@ void verify_one(VerifyCase verify_case, fa3_dtype dtype, const EngineFlags& flag
                 Summary* summary, LeftOut* left_out) {
   fa3_options options = verify_case.options;
   options.engine = engine_id(flags.engine);
-  const Operands shapes =
-      make_operands(verify_case.shape, dtype, verify_case.layout,
-                    {.backward = true, .sink = verify_case.sink, .memory = Memory::shapes_only});
+  verify_case.backward = verify_case.backward && dtype != FA3_FLOAT8_E4M3;
+  const Operands shapes = make_operands(
+      verify_case.shape, dtype, verify_case.layout,
+      {.backward = verify_case.backward, .sink = verify_case.sink, .memory = Memory::shapes_only});
   if (!can(forward_question(shapes, options), left_out)) return;
   verify_case.backward = verify_case.backward && can(backward_question(shapes, options), left_out);
 
   const Wanted wanted{.backward = verify_case.backward, .sink = verify_case.sink};
   Operands engine = make_operands(verify_case.shape, dtype, verify_case.layout, wanted);
   fill_inputs(&engine, seed);
-  Operands standard = with_inputs_of(engine, dtype, wanted);
-  // fp32 holds every fp16 and bf16 exactly, so the oracle's results are rounded to fp32 only.
+  // bf16 holds every e4m3 exactly.
+  const fa3_dtype of_standard = dtype == FA3_FLOAT8_E4M3 ? FA3_BFLOAT16 : dtype;
+  Operands standard = with_inputs_of(engine, of_standard, wanted);
+  // fp32 holds every fp16, bf16 and e4m3 exactly, so the oracle's results are rounded to fp32 only.
   Operands reference = with_inputs_of(engine, FA3_FLOAT32, wanted);
   run_engine(&engine, verify_case, engine_id(flags.engine), flags.threads);
   run_engine(&standard, verify_case, FA3_ENGINE_STANDARD, flags.threads);
@@ -135,11 +154,11 @@ void verify_one(VerifyCase verify_case, fa3_dtype dtype, const EngineFlags& flag
   const std::array<const Operands*, 3> runs = {&engine, &standard, &reference};
   ++summary->cases;
   const double score = largest_score(reference, verify_case.options);
-  compare_output("O", Quantity::output, &Operands::o, runs, score, where, summary);
-  compare_output("dQ", Quantity::gradient, &Operands::dq, runs, score, where, summary);
-  compare_output("dK", Quantity::gradient, &Operands::dk, runs, score, where, summary);
-  compare_output("dV", Quantity::gradient, &Operands::dv, runs, score, where, summary);
-  compare_output("dSink", Quantity::gradient, &Operands::dsink, runs, score, where, summary);
+  compare_output("O", Quantity::output, &Operands::o, runs, score, flags, where, summary);
+  compare_output("dQ", Quantity::gradient, &Operands::dq, runs, score, flags, where, summary);
+  compare_output("dK", Quantity::gradient, &Operands::dk, runs, score, flags, where, summary);
+  compare_output("dV", Quantity::gradient, &Operands::dv, runs, score, flags, where, summary);
+  compare_output("dSink", Quantity::gradient, &Operands::dsink, runs, score, flags, where, summary);
   compare_lse(engine, reference, score, flags, where, summary);
 }
 
@@ -188,7 +207,8 @@ void check_engine(const EngineFlags& flags, const std::vector<std::string>& dtyp
   require(supported(args), "--engine " + flags.engine);
   fmt::print("engine    {}, {}\nreference double precision, rounded to fp32\n",
              plan_line(plan_text(args), "engine"), plan_line(plan_text(args), "kernel"));
-  fmt::print("standard  S and P stored in the same dtype: the error that is normal\n");
+  fmt::print(
+      "standard  S and P stored in the same dtype (of e4m3 in bf16): the error that is normal\n");
   fmt::print(
       "allowed   2 x standard + 4 roundoffs; LSE 1e-4 + 2^-20 max|s| (docs/numerics.md)\n\n");
 }
