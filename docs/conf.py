@@ -50,4 +50,4 @@ myst_enable_extensions = ["attrs_inline", "colon_fence"]
 myst_heading_anchors = 4
 
 breathe_default_project = "fa3"
-breathe_domain_by_file_pattern = {"*/fa3.h": "c", "*/mla.h": "c", "*/ring.h": "c"}
+breathe_domain_by_file_pattern = {"*/fa3.h": "c", "*/fp8.h": "c", "*/mla.h": "c", "*/ring.h": "c"}

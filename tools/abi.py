@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADERS = [ROOT / "include" / "fa3" / name for name in ("fa3.h", "mla.h", "ring.h")]
+HEADERS = [ROOT / "include" / "fa3" / name for name in ("fa3.h", "fp8.h", "mla.h", "ring.h")]
 GROWING = "fa3_options"  # within the params structs, which grow too
 
 

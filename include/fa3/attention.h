@@ -13,6 +13,7 @@
 #pragma once
 
 #include <fa3/fa3.h>
+#include <fa3/fp8.h>
 #include <fa3/mla.h>
 #include <fa3/ring.h>
 #include <fa3/status.h>
@@ -125,6 +126,11 @@ inline Status supported(const MlaForwardArgs& args) {
 /// Can this call run here? See fa3_mla_backward_supported().
 inline Status supported(const MlaBackwardArgs& args) {
   return detail::status_of(fa3_mla_backward_supported(&args));
+}
+
+/// Whether FP8 pays for this call: see fa3_forward_advise().
+inline Status advise(const ForwardArgs& args, fa3_advice* advice) {
+  return detail::status_of(fa3_forward_advise(&args, advice));
 }
 
 /// Checks lengths and places, also those on a device: see fa3_forward_validate().

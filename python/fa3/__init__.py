@@ -26,7 +26,7 @@ from fa3.errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from fa3.fp8 import attention_fp8
+from fa3.fp8 import Advice, advise, attention_fp8
 from fa3.ops import (
     Gradients,
     append,
@@ -43,6 +43,7 @@ __version__ = _version()
 monitor.read_environment()
 
 __all__ = [
+    "Advice",
     "CommunicationError",
     "DeviceError",
     "Error",
@@ -53,6 +54,7 @@ __all__ = [
     "Quantized",
     "Unsupported",
     "WorkspaceTooSmall",
+    "advise",
     "append",
     "attention",
     "attention_backward",

@@ -11,6 +11,8 @@ from fa3.errors import InvalidArgument as InvalidArgument
 from fa3.errors import OutOfMemory as OutOfMemory
 from fa3.errors import Unsupported as Unsupported
 from fa3.errors import WorkspaceTooSmall as WorkspaceTooSmall
+from fa3.fp8 import Advice as Advice
+from fa3.fp8 import advise as advise
 from fa3.fp8 import attention_fp8 as attention_fp8
 from fa3.ops import Gradients as Gradients
 from fa3.ops import append as append

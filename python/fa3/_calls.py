@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """merge, quantize and append for arrays of any kind, without autograd: fa3.torch builds upon it."""
 
+import re
 from typing import Any, NamedTuple
 
 from fa3 import _native
 from fa3._arrays import empty, is_torch, lender, optional_view, output_view, shape_of, view
+from fa3.errors import InvalidArgument, Unsupported
 
 DESCALE_ROWS = 64  # FA3_DESCALE_ROWS
 TRANSPOSED_KEYS = 16  # FA3_TRANSPOSED_KEYS
@@ -19,11 +21,30 @@ def merge(o_partial, lse_partial, num_threads):
     return out, lse
 
 
-def quantize(x, y, descale, mean, cos, sin, interleaved, hadamard, seed, cu, used, *rest):
-    """Writes y, descale and mean (or None). rest: max_seqlen, transposed, ..."""
-    _native.quantize(
-        lender(x),
-        view(x, "x"),
+def quantize(x, *arguments):
+    """Writes y, descale and mean (or None), which follow x."""
+    _native.quantize(lender(x), *quantize_arguments("x", x, *arguments))
+
+
+def quantize_together(calls):
+    """quantize() of several tensors of one device: their arguments by the name of x."""
+    flat = [x for name, call in calls.items() for x in quantize_arguments(name, *call)]
+    try:
+        _native.quantize_together(lender(next(iter(calls.values()))[0]), *flat)
+    except (InvalidArgument, Unsupported) as error:
+        found = re.match(r"params\[(\d)]\.(x\b)?", str(error))
+        if found is None:
+            raise
+        name = list(calls)[int(found[1])] if found[2] else ""
+        raise type(error)(name + str(error)[found.end() :]) from None
+
+
+def quantize_arguments(
+    name, x, y, descale, mean, cos, sin, interleaved, hadamard, seed, cu, used, *rest
+):
+    """rest: max_seqlen, transposed, ..."""
+    return (
+        view(x, name),
         view(y, "y"),
         view(descale, "descale"),
         optional_view(mean, "mean"),

@@ -11,15 +11,16 @@ import functools
 import os
 import sys
 import threading
+from typing import NamedTuple
 
 import numpy as np
 
-from fa3 import _backends
-from fa3._arrays import empty, is_torch, shape_of, type_of
-from fa3._options import OF_FORWARD, instead_of
+from fa3 import _backends, _native
+from fa3._arrays import empty, is_meta, is_torch, question_view, shape_of, type_of
+from fa3._options import OF_FORWARD, instead_of, takes_options
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.ops import attention, torch_backend
-from fa3.quantization import quantize, signed
+from fa3.ops import attention, question, torch_backend
+from fa3.quantization import quantize_together, signed
 
 SET_HERE = {"q_descale", "k_descale", "v_descale", "k_mean", "v_mean", "v_transposed"}
 NOT_TOGETHER = {  # and what to do instead
@@ -30,8 +31,42 @@ NOT_TOGETHER = {  # and what to do instead
     **dict.fromkeys(("bias", "alibi_slopes"), "score functions take 16-bit tensors"),
 }
 KNOWN = {*OF_FORWARD, *NOT_TOGETHER, "return_lse", "return_max_logit", "generator"}
-ITS_OWN = "scaling", "hadamard", "center", "seed", "saved", "out"
+ITS_OWN = "precision", "scaling", "hadamard", "center", "seed", "saved", "out"
 SAVED = "inputs", "quantized"
+PRECISIONS = "fp8", "auto"
+
+
+class Advice(NamedTuple):
+    """What advise() says. Times are seconds on an H200, 0 where they are not known."""
+
+    precision: str  # "fp8", or the type of q
+    seconds: float  # expected in q's type
+    seconds_fp8: float  # with quantization
+    error: float  # relative error of the output on normal numbers, in q's type
+    error_fp8: float
+    bytes: int  # of q, k, v, the output and the workspace; 0: no engine takes the call
+    bytes_fp8: int
+    reason: str
+
+
+@takes_options()
+def advise(q, k, v, *, device=None, **options):
+    """Whether attention_fp8(q, k, v, **options) pays, as far as measurements tell.
+
+    Args:
+        q, k, v, device: as those of plan(): tensors of torch's device "meta" will do.
+        options: those of attention().
+
+    Returns:
+        An Advice. On a CPU FP8 never pays.
+
+    Raises what plan() raises.
+    """
+    if device is not None and not is_meta(q):
+        raise InvalidArgument("device: expected None with arrays that have memory, as q has")
+    as_view = functools.partial(question_view, device=device)
+    fp8, *found = _native.forward_advise(*question("advise", q, k, v, options, as_view))
+    return Advice("fp8" if fp8 else type_of(q), *found)
 
 
 def attention_fp8(
@@ -39,6 +74,7 @@ def attention_fp8(
     k,
     v,
     *,
+    precision="fp8",
     scaling="block",
     hadamard=True,
     center=True,
@@ -55,6 +91,8 @@ def attention_fp8(
 
     Args:
         q, k, v, out: as those of attention(); a new out has q's dtype.
+        precision: "fp8", or "auto": attention() in q's type where advise() does not expect FP8 to
+            take less time. Not in compiled programs.
         scaling: what shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
             the whole "tensor".
         hadamard: spread outliers of q and k over their channels, by random signs of `seed`.
@@ -75,6 +113,9 @@ def attention_fp8(
     refuse_other_options(given)
     if saved not in SAVED:
         raise InvalidArgument(f"saved: expected one of {', '.join(SAVED)}, got {saved!r}")
+    if precision not in PRECISIONS:
+        expected = ", ".join(PRECISIONS)
+        raise InvalidArgument(f"precision: expected one of {expected}, got {precision!r}")
     inputs, learns = (q, k, v), False
     if all(map(is_torch, inputs)):
         backend = torch_backend()
@@ -91,6 +132,8 @@ def attention_fp8(
                         f"{name}: expected the type of q, {q.dtype}, got {x.dtype}"
                     )
             q, k, v = (x.detach() for x in inputs)
+    if precision == "auto" and not pays(q, k, v, given):
+        return attention(*inputs, out=out, **given)
     lengths = {
         side: {
             "cu_seqlens": given.get(f"cu_seqlens_{side}"),
@@ -100,13 +143,11 @@ def attention_fp8(
         for side in "qk"
     }
     run = {name: given[name] for name in ("engine", "num_threads") if name in given}
-    common = {"scaling": scaling, **run}
-    turned = {"hadamard": hadamard, "seed": seed}
     saves_quantized = learns and saved == "quantized"
     transposed = not saves_quantized and is_read_transposed(v, given)
-    q8 = quantized("q", q, **common, **turned, **lengths["q"])
-    k8 = quantized("k", k, center=center, **common, **turned, **lengths["k"])
-    v8 = quantized("v", v, center=center, transposed=transposed, **common, **lengths["k"])
+    turned = {"hadamard": hadamard, "seed": seed}
+    how = {"scaling": scaling, "center": center, "transposed": transposed, **turned, **run}
+    q8, k8, v8 = quantize_together(q, k, v, lengths=lengths, **how)
     if learns:
         how = {"hadamard": hadamard, "seed": signed(seed), "saves_quantized": saves_quantized}
         result = backend.attend_fp8(inputs, (q8, k8, v8), how | {"v_transposed": transposed}, given)
@@ -118,6 +159,16 @@ def attention_fp8(
 
 
 _backends.attention_fp8 = attention_fp8
+
+
+def pays(q, k, v, options):
+    if is_compiled(q):
+        raise Unsupported(
+            "precision: expected 'fp8' in a compiled program; ask fa3.advise before and compile "
+            "what it says"
+        )
+    given = {name: x for name, x in options.items() if name in OF_FORWARD}
+    return advise(q, k, v, **given).precision == "fp8"
 
 
 def attend(q, v, quantized, transposed, out, options):
@@ -153,16 +204,6 @@ def refuse_other_options(given):
             raise TypeError(f"attention_fp8() got an unexpected keyword argument {name!r}{instead}")
         if name in NOT_TOGETHER:
             raise Unsupported(f"{name}: not with attention_fp8; {NOT_TOGETHER[name]}")
-
-
-def quantized(name, x, **options):
-    """fa3.quantize(x), which calls x by the name that it has here."""
-    try:
-        return quantize(x, **options)
-    except (InvalidArgument, TypeError) as error:
-        if str(error).startswith("x: "):
-            raise type(error)(name + str(error)[1:]) from None
-        raise
 
 
 def is_read_transposed(v, options):

@@ -1,22 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Generic, Literal, overload
+from typing import Any, Generic, Literal, NamedTuple, overload
 
 from typing_extensions import Unpack
 
 from fa3.ops import Array, OptionsOfBothPasses
+from fa3.ops import Options as OfForward
 
 Scaling = Literal["block", "head", "tensor"]
+Precision = Literal["fp8", "auto"]
 Saved = Literal["inputs", "quantized"]
 
 class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
     num_splits: int
 
+class Advice(NamedTuple):
+    precision: str
+    seconds: float
+    seconds_fp8: float
+    error: float
+    error_fp8: float
+    bytes: int
+    bytes_fp8: int
+    reason: str
+
+def advise(
+    q: Array, k: Array, v: Array, *, device: Any = None, **options: Unpack[OfForward[Array]]
+) -> Advice: ...
 @overload
 def attention_fp8(
     q: Array,
     k: Array,
     v: Array,
     *,
+    precision: Precision = "fp8",
     scaling: Scaling = "block",
     hadamard: bool = True,
     center: bool = True,
@@ -33,6 +49,7 @@ def attention_fp8(
     k: Array,
     v: Array,
     *,
+    precision: Precision = "fp8",
     scaling: Scaling = "block",
     hadamard: bool = True,
     center: bool = True,
@@ -49,6 +66,7 @@ def attention_fp8(
     k: Array,
     v: Array,
     *,
+    precision: Precision = "fp8",
     scaling: Scaling = "block",
     hadamard: bool = True,
     center: bool = True,
@@ -65,6 +83,7 @@ def attention_fp8(
     k: Array,
     v: Array,
     *,
+    precision: Precision = "fp8",
     scaling: Scaling = "block",
     hadamard: bool = True,
     center: bool = True,

@@ -381,7 +381,7 @@ def plan(q, k, v, *, device=None, **options):
     if device is not None and not is_meta(q):
         raise InvalidArgument("device: expected None with arrays that have memory, as q has")
     as_view = functools.partial(question_view, device=device)
-    return _native.forward_plan(*_question("plan", q, k, v, options, as_view))
+    return _native.forward_plan(*question("plan", q, k, v, options, as_view))
 
 
 @takes_options()
@@ -392,10 +392,10 @@ def validate(q, k, v, **options):
     is wrong. attention() does so itself where they are in host memory; on a GPU it never waits for
     them, and this function does.
     """
-    _native.forward_validate(*_question("validate", q, k, v, options))
+    _native.forward_validate(*question("validate", q, k, v, options))
 
 
-def _question(caller, q, k, v, options, as_view=view):
+def question(caller, q, k, v, options, as_view=view):
     """The arguments of a forward call without outputs."""
     views = (as_view(array, name) for name, array in (("q", q), ("k", k), ("v", v)))
     return *views, None, None, *in_order(caller, viewed(options, as_view))

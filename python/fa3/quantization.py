@@ -100,6 +100,50 @@ def quantize(
     return Quantized(y, descale, mean)
 
 
+def quantize_together(
+    q, k, v, *, scaling, center, hadamard, seed, lengths, transposed, engine="auto", num_threads=0
+):
+    """quantize() of q, k and v for attention: q and k with `hadamard`, k and v with `center`.
+
+    Args:
+        lengths: cu_seqlens, seqused and max_seqlen of "q" and of "k", by name.
+        transposed: as quantize() takes it, for v.
+
+    Returns:
+        A Quantized of each. On a GPU numbers with a Hadamard matrix may be the next ones to those
+        of quantize() (docs/numerics.md).
+    """
+    turned = {"hadamard": hadamard, "seed": seed}
+    common = {"scaling": scaling, "engine": engine, "num_threads": num_threads}
+    of_q, of_k = lengths["q"], lengths["k"]
+    if not all(map(is_torch, (q, k, v))) or scaling not in SCALINGS:
+        return (
+            named("q", quantize, q, **common, **turned, **of_q),
+            named("k", quantize, k, center=center, **common, **turned, **of_k),
+            named("v", quantize, v, center=center, transposed=transposed, **common, **of_k),
+        )
+    options = []
+    for each in (of_q, of_k):
+        cu_seqlens, longest_of = each["cu_seqlens"], each["max_seqlen"]
+        if longest_of == 0 and cu_seqlens is not None:
+            longest_of = longest(cu_seqlens)
+        options += in_int32(cu_seqlens), in_int32(each["seqused"]), longest_of
+    options += transposed, engine_id(engine), num_threads
+    backend = torch_backend()
+    found = backend.quantize_together(q, k, v, scaling, center, hadamard, signed(seed), *options)
+    return tuple(Quantized(*each) for each in found)
+
+
+def named(name, call, x, **options):
+    """call(x), which calls x by the name that it has here."""
+    try:
+        return call(x, **options)
+    except (InvalidArgument, TypeError) as error:
+        if str(error).startswith("x: "):
+            raise type(error)(name + str(error)[1:]) from None
+        raise
+
+
 def signed(seed):
     """An integer of 64 bits, as the operators take it."""
     if not hasattr(seed, "__index__"):

@@ -18,6 +18,8 @@
 
 #include "core/threads.h"
 
+#include <fa3/fp8.h>
+
 #include <cstddef>
 #include <initializer_list>
 #include <iterator>
@@ -30,8 +32,8 @@ struct Quantize {
   static constexpr auto init = fa3_quantize_params_init;
   static constexpr auto run = fa3_quantize_with_allocator;
 
-  static void read(Reader* read, Params* params) {
-    read->tensor("x", Access::read, &params->x);
+  static void read(Reader* read, Params* params, const char* x = "x") {
+    read->tensor(x, Access::read, &params->x);
     read->tensor("y", Access::write, &params->y);
     read->tensor("descale", Access::write, &params->descale);
     read->tensor("mean", Access::write, &params->mean);
@@ -50,6 +52,22 @@ struct Quantize {
     read->integer("num_threads", &params->num_threads);
   }
   static const fa3_tensor& first(const Params& params) { return params.x; }
+};
+
+// Up to three calls of Quantize as one.
+struct QuantizeTogether {
+  struct Params {
+    fa3_quantize_params calls[FA3_MOST_TOGETHER];
+    int32_t count = 0;
+  };
+  static constexpr const char* kNames[FA3_MOST_TOGETHER] = {"params[0].x", "params[1].x",
+                                                            "params[2].x"};
+  static fa3_status run(const Params* params, fa3_workspace_allocator allocate, void* context,
+                        void* stream) {
+    const fa3_quantize_params* calls[FA3_MOST_TOGETHER];
+    for (int32_t i = 0; i < params->count; ++i) calls[i] = &params->calls[i];
+    return fa3_quantize_together_with_allocator(calls, params->count, allocate, context, stream);
+  }
 };
 
 // On a device lists of the block mask may be kept.
@@ -85,6 +103,26 @@ PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   const Call call{Pass::first(params), borrowed.stream(), allocate};
   GivenLists lists;
   const bool ok = run_where_tensors_are<Pass>(&params, read, call, &lists, &borrowed);
+  return ok ? Py_NewRef(Py_None) : nullptr;
+}
+
+// quantize_together(allocate, ...): then the arguments of each quantize(), one behind the other.
+PyObject* quantize_together(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count, &borrowed);
+  PyObject* allocate = read.object();
+  QuantizeTogether::Params params;
+  while (!read.is_at_end() && params.count < FA3_MOST_TOGETHER) {
+    const char* const name = QuantizeTogether::kNames[params.count];
+    fa3_quantize_params* const call = &params.calls[params.count++];
+    fa3_quantize_params_init(call);
+    Quantize::read(&read, call, name);
+  }
+  if (!read.done()) return nullptr;
+  const Call call{params.calls[0].x, borrowed.stream(), allocate};
+  const bool ok = call.first.device_type == FA3_CPU
+                      ? run_on_host<QuantizeTogether>(params)
+                      : run_on_device<QuantizeTogether>(params, call, &borrowed);
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
@@ -244,6 +282,24 @@ PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   std::string text(needed, '\0');
   if (!check(fa3_forward_plan_text(&params, text.data(), text.size(), nullptr))) return nullptr;
   return PyUnicode_FromString(text.c_str());
+}
+
+// forward_advise(...): as forward_plan(). (whether FP8 pays, seconds, seconds in FP8, errors and
+// bytes likewise, the reason.)
+PyObject* forward_advise(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count, &borrowed);
+  fa3_forward_params params;
+  fa3_forward_params_init(&params);
+  Forward::read(&read, &params);
+  if (!read.done()) return nullptr;
+  describe_output(&params);
+  fa3_advice found;
+  if (!check(fa3_forward_advise(&params, &found))) return nullptr;
+  return Py_BuildValue("(NddddLLs)", PyBool_FromLong(found.precision == FA3_FLOAT8_E4M3),
+                       found.seconds, found.seconds_fp8, found.error, found.error_fp8,
+                       static_cast<long long>(found.bytes), static_cast<long long>(found.bytes_fp8),
+                       found.reason);
 }
 
 // forward_validate(...): as forward_plan(); None, or the reason why the call would follow a number
@@ -417,7 +473,9 @@ PyMethodDef g_methods[] = {
     {"backward_with_score", fast(run_with_score<Backward>), METH_FASTCALL, nullptr},
     {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
     {"quantize", fast(run<Quantize>), METH_FASTCALL, nullptr},
+    {"quantize_together", fast(quantize_together), METH_FASTCALL, nullptr},
     {"forward_plan", fast(forward_plan), METH_FASTCALL, nullptr},
+    {"forward_advise", fast(forward_advise), METH_FASTCALL, nullptr},
     {"forward_query", fast(forward_query), METH_FASTCALL, nullptr},
     {"backward_query", fast(backward_query), METH_FASTCALL, nullptr},
     {"forward_validate", fast(forward_validate), METH_FASTCALL, nullptr},

@@ -31,6 +31,9 @@ class Reader {
   // Arguments from here on keep their defaults where there are no more.
   void rest_is_optional() { rest_is_optional_ = true; }
 
+  // Whether there is nothing to read, for a list or for a failure before.
+  bool is_at_end() const { return !ok_ || next_ == end_; }
+
   // After the last reader. Refuses a list that is longer than its readers.
   bool done() {
     if (ok_ && next_ != end_) refuse("fa3._native: too many arguments");

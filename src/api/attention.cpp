@@ -2,7 +2,9 @@
 #include "api/attention.h"
 
 #include <algorithm>
+#include <functional>
 #include <type_traits>
+#include <vector>
 
 #include "api/describe/describe.h"
 #include "api/describe/describe_append.h"
@@ -105,6 +107,55 @@ Status query_call(const Params& params, fa3_answer* answer) {
   answer->engine = choice.engine->id;
   answer->first_engine = choice.is_first ? 1 : 0;
   write_text(choice.plan.kernel, answer->kernel);
+  return {};
+}
+
+using Started = std::function<void(const Engine&, const std::string&)>;
+
+// record() of all calls, which are one for an engine.
+Status record_all(std::span<const fa3_quantize_params> params, void* stream, const Started& started,
+                  const std::function<Status(const Started&)>& call) {
+  if (params.empty()) return call(started);
+  return record(params.front(), stream, [&](const auto& first) {
+    const auto all = [&](const Engine& engine, const std::string& kernel) {
+      first(engine, kernel);
+      started(engine, kernel);
+    };
+    return record_all(params.subspan(1), stream, all, call);
+  });
+}
+
+// Calls that are run as one.
+struct Together {
+  std::vector<QuantizeProblem> problems;
+  std::vector<Choice> choices;
+  bool as_one = false;  // by the engine, with `plan`; otherwise one by one in the same workspace
+  Plan plan;
+};
+
+Status plan_together(std::span<const fa3_quantize_params> params, Together* all) {
+  for (const fa3_quantize_params& p : params) {
+    QuantizeProblem& problem = all->problems.emplace_back();
+    Choice& choice = all->choices.emplace_back();
+    choice.plan.wants_words = watched() || recording().calls;
+    Status status = describe(p, Purpose::call, &problem);
+    const QuantizeProblem& first = all->problems.front();
+    if (status.ok() &&
+        (problem.device != first.device || problem.device_index != first.device_index)) {
+      status = invalid("x: expected a tensor on the device of params[0].x, got one elsewhere");
+    }
+    if (!status.ok()) {
+      return {status.code(), concat("params[", all->problems.size() - 1, "].", status.message())};
+    }
+    FA3_TRY(choose(problem, &choice));
+    all->plan.workspace_bytes = std::max(all->plan.workspace_bytes, choice.plan.workspace_bytes);
+  }
+  FA3_TRY(check_outputs_together(params));
+  const Engine& engine = *all->choices[0].engine;
+  const bool one_engine = std::ranges::all_of(
+      all->choices, [&](const Choice& choice) { return choice.engine == &engine; });
+  all->as_one = one_engine && engine.plan_quantize_together != nullptr &&
+                engine.plan_quantize_together(all->problems, &all->plan).ok();
   return {};
 }
 
@@ -262,6 +313,33 @@ Status run(const fa3_backward_params& params, Workspace workspace, void* stream)
 
 Status run(const fa3_quantize_params& params, Workspace workspace, void* stream) {
   return run_call<QuantizeProblem>(params, workspace, stream, &Engine::run_quantize);
+}
+
+Status run(std::span<const fa3_quantize_params> params, Workspace workspace, void* stream) {
+  const auto call = [&](const Started& started) -> Status {
+    Together all;
+    FA3_TRY(plan_together(params, &all));
+    const auto& [engine, plan, is_first] = all.choices[0];
+    started(*engine, plan.kernel);
+    void* memory = nullptr;
+    const int64_t bytes = all.plan.workspace_bytes;
+    if (bytes > 0) FA3_TRY(provide(params, all.problems[0].device, bytes, workspace, &memory));
+    if (all.as_one) {
+      const std::span<const QuantizeProblem> problems = all.problems;
+      return watch(problems, *engine, plan.kernel, bytes, stream,
+                   [&] { return engine->run_quantize_together(problems, memory, stream); });
+    }
+    for (size_t i = 0; i < params.size(); ++i) {
+      const QuantizeProblem& problem = all.problems[i];
+      const Choice& choice = all.choices[i];
+      FA3_TRY(watch(problem, *choice.engine, choice.plan.kernel, bytes, stream, [&] {
+        return choice.engine->run_quantize(problem, choice.plan, memory, stream);
+      }));
+    }
+    return {};
+  };
+  return record_all(
+      params, stream, [](const Engine&, const std::string&) {}, call);
 }
 
 Status run(const fa3_mla_forward_params& params, Workspace workspace, void* stream) {

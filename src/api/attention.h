@@ -7,6 +7,8 @@
 #include <fa3/mla.h>
 #include <fa3/status.h>
 
+#include <span>
+
 #include "core/plan.h"
 
 namespace fa3::api {
@@ -38,6 +40,8 @@ struct Workspace {
 Status run(const fa3_forward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_backward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_quantize_params& params, Workspace workspace, void* stream);
+// As fa3_quantize_together_with_allocator() says.
+Status run(std::span<const fa3_quantize_params> params, Workspace workspace, void* stream);
 Status run(const fa3_mla_forward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_mla_backward_params& params, Workspace workspace, void* stream);
 // Params with a map of blocks; the workspace is the lists' memory.

@@ -42,12 +42,21 @@ class Watch {
   bool succeeded_ = false;
 };
 
+template <class P>
+int device_of(const P& problem) {
+  if constexpr (requires { problem.device_index; }) {
+    return problem.device_index;
+  } else {
+    return problem.front().device_index;
+  }
+}
+
 // Runs `call`, which is what an engine does of a problem.
 template <class P, class Call>
 Status watch(const P& problem, const Engine& engine, const std::string& kernel, int64_t workspace,
              void* stream, Call&& call) {
   if (!watched()) return call();
-  Watch watch(work_of(problem), engine, kernel, workspace, problem.device_index, stream);
+  Watch watch(work_of(problem), engine, kernel, workspace, device_of(problem), stream);
   Status status = call();
   if (status.ok()) watch.succeeded();
   return status;

@@ -110,6 +110,17 @@ Work work_of(const QuantizeProblem& p) {
   return work;
 }
 
+Work work_of(std::span<const QuantizeProblem> problems) {
+  Work work = work_of(problems.front());
+  for (const QuantizeProblem& p : problems.subspan(1)) {
+    const Work more = work_of(p);
+    work.bytes += more.bytes;
+    work.known = work.known && more.known;
+  }
+  work.call += concat(" and ", problems.size() - 1, " more");
+  return work;
+}
+
 Work work_of(const MergeProblem& p) {
   const auto values = static_cast<double>(p.batch * p.rows * p.heads * p.head_dim_v);
   Work work{.kind = "merge",

@@ -3,6 +3,7 @@
 // What a call does, counted: for those who watch it (monitor.h).
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "core/append.h"
@@ -23,6 +24,7 @@ struct Work {
 Work work_of(const Problem& problem);
 Work work_of(const BackwardProblem& problem);
 Work work_of(const QuantizeProblem& problem);
+Work work_of(std::span<const QuantizeProblem> problems);  // at least one; told as the first is
 Work work_of(const MergeProblem& problem);
 Work work_of(const AppendProblem& problem);
 Work work_of(const MlaProblem& problem);

@@ -66,6 +66,10 @@ struct Engine {
   Status (*plan_quantize)(const QuantizeProblem&, Plan*) = nullptr;  // null: it does not quantize
   Status (*run_quantize)(const QuantizeProblem&, const Plan&, void* workspace,
                          void* stream) = nullptr;
+  // Several tensors at once, or UNSUPPORTED where they are quantized one by one. Null: always.
+  Status (*plan_quantize_together)(std::span<const QuantizeProblem>, Plan*) = nullptr;
+  Status (*run_quantize_together)(std::span<const QuantizeProblem>, void* workspace,
+                                  void* stream) = nullptr;
   // Whether the forward itself goes on from a partial result. Null: never. Then the call's own
   // result is merged afterwards (plan/merge_apart.h).
   bool (*continues)(const Problem&) = nullptr;

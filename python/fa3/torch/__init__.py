@@ -30,6 +30,7 @@ from fa3.torch.merge import merge as merge
 from fa3.torch.public import attend_with_bias as attend_with_bias
 from fa3.torch.public import attention
 from fa3.torch.quantize import quantize as quantize
+from fa3.torch.quantize import quantize_together as quantize_together
 from fa3.torch.switch import disable_sdpa, enable_sdpa, register, sdpa
 
 __all__ = ["attention", "disable_sdpa", "enable_sdpa", "sdpa"]

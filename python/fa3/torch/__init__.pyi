@@ -19,3 +19,6 @@ def merge(
 def quantize(
     x: Tensor, scaling: str, center: bool, cos: Tensor | None, sin: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor | None]: ...
+def quantize_together(
+    q: Tensor, k: Tensor, v: Tensor, scaling: str, center: bool, *options: Any
+) -> list[tuple[Tensor, Tensor, Tensor | None]]: ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.fa3.quantize, and fa3.quantize of torch tensors through it."""
+"""torch.ops.fa3.quantize and quantize_together: fa3.quantize, and q, k and v of attention_fp8."""
 
 import torch
 
@@ -53,3 +53,61 @@ def quantize(x, scaling, center, cos, sin, *options):
             refuse_other_than_tensor(name, tensor)
     y, descale, mean = run(x, scaling, center, cos, sin, *options)
     return y, descale, mean if center else None
+
+
+TOGETHER = (
+    "(Tensor q, Tensor k, Tensor v, str scaling, bool center, bool hadamard, int seed, "
+    "Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt max_seqlen_q, Tensor? cu_seqlens_k, "
+    "Tensor? seqused_k, SymInt max_seqlen_k, bool transposed, int engine, int num_threads) -> "
+    "(Tensor q8, Tensor q_descale, Tensor q_mean, Tensor k8, Tensor k_descale, Tensor k_mean, "
+    "Tensor v8, Tensor v_descale, Tensor v_mean)"
+)
+
+
+def shapes_together(q, k, v, scaling, center, hadamard, seed, *options):
+    """What quantize() gives of each. q has no mean; v alone may be transposed."""
+    cu_q, _, max_q, cu_k, _, max_k, transposed, *_ = options
+    found = []
+    for x, centred, cu, longest, turned in (
+        (q, False, cu_q, max_q, False),
+        (k, center, cu_k, max_k, False),
+        (v, center, cu_k, max_k, transposed),
+    ):
+        y, descale, mean = _calls.new_quantized(x, scaling, centred, cu, longest, turned)
+        found += y, descale, x.new_empty((0,), dtype=torch.float32) if mean is None else mean
+    return tuple(found)
+
+
+def kernel_together(q, k, v, scaling, center, hadamard, seed, *options):
+    found = shapes_together(q, k, v, scaling, center, hadamard, seed, *options)
+    *lengths, transposed, engine, num_threads = options
+    threads = threads_of(q, num_threads)
+
+    def call(x, at, mixed, centred, of_lengths, turned):
+        y, descale, mean = found[at : at + 3]
+        numbers = x, y, descale, mean if centred else None, None, None, False
+        return *numbers, mixed, seed, *of_lengths, turned, engine, threads
+
+    calls = {
+        "q": call(q, 0, hadamard, False, lengths[:3], False),
+        "k": call(k, 3, hadamard, center, lengths[3:], False),
+        "v": call(v, 6, False, center, lengths[3:], transposed),
+    }
+    _calls.quantize_together(calls)
+    return found
+
+
+def record_together(op, *arguments):
+    refuse_gradients("since rounding has none", **dict(zip("qkv", arguments, strict=False)))
+    return unrecorded(op, *arguments)
+
+
+run_together = define(
+    "quantize_together", TOGETHER, kernel_together, shapes_together, record_together
+)
+
+
+def quantize_together(q, k, v, scaling, center, *options):
+    """(x, descale, mean or None) of each."""
+    found = run_together(q, k, v, scaling, center, *options)
+    return [(*found[at : at + 2], found[at + 2] if center and at > 0 else None) for at in (0, 3, 6)]

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "api/describe/describe_lengths.h"
 #include "api/describe/rules/operand_rules.h"
@@ -139,10 +140,28 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
   return {};
 }
 
+Status check_outputs_together(std::span<const fa3_quantize_params> params) {
+  std::vector<fa3_tensor> written;  // Named refers to tensors
+  written.reserve(params.size());
+  std::vector<Named> inputs, outputs;
+  for (const fa3_quantize_params& p : params) {
+    for (const Named& input : inputs_of(p)) inputs.push_back(input);
+    for (const Named& output : outputs_of(p, written.emplace_back(written_y(p)))) {
+      outputs.push_back(output);
+    }
+  }
+  return check_outputs(outputs, inputs);
+}
+
 Status check_workspace(const fa3_quantize_params& p, const Memory& workspace) {
   const fa3_tensor written = written_y(p);
   FA3_TRY(check_apart(workspace, inputs_of(p)));
   return check_apart(workspace, outputs_of(p, written));
+}
+
+Status check_workspace(std::span<const fa3_quantize_params> params, const Memory& workspace) {
+  for (const fa3_quantize_params& p : params) FA3_TRY(check_workspace(p, workspace));
+  return {};
 }
 
 }  // namespace fa3::api

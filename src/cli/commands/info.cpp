@@ -165,6 +165,24 @@ void print_backward_budget(const InfoFlags& flags) {
   print_budget_line("fa3 needs", "the sum: linear in sq and sk", sum_of_bytes(parts));
 }
 
+std::string expected_text(double seconds, double error, int64_t bytes) {
+  const std::string time = seconds > 0 ? fmt::format("{:.3g} ms", 1e3 * seconds) : "-";
+  return fmt::format("{:>10}  error {:>6}  {:>12}", time, fmt::format("{:.2g}%", 100 * error),
+                     bytes > 0 ? bytes_text(bytes) : "-");
+}
+
+// Whether FP8 pays for 16-bit tensors. Times are those of an H200.
+void print_precision(const InfoFlags& flags, const ForwardArgs& args) {
+  if (flags.dtype == "e4m3" || !flags.kv_dtype.empty()) return;
+  fa3_advice advice;
+  require(advise(args, &advice));
+  const bool pays = advice.precision == FA3_FLOAT8_E4M3;
+  fmt::print("\nPrecision: {}\n  {:<16} {}\n  {:<16} {}\n  {}\n", pays ? "FP8" : flags.dtype,
+             flags.dtype, expected_text(advice.seconds, advice.error, advice.bytes),
+             "FP8, quantized",
+             expected_text(advice.seconds_fp8, advice.error_fp8, advice.bytes_fp8), advice.reason);
+}
+
 void print_budgets(const InfoFlags& flags) {
   print_forward_budget("forward", flags);
   print_backward_budget(flags);
@@ -188,6 +206,7 @@ void run_info(const InfoFlags& flags, bool with_shape) {
   const Operands operands = operands_of(flags);
   print_plan("Forward", forward_question(operands, options));
   if (has_gradients(flags)) print_plan("Backward", backward_question(operands, options));
+  print_precision(flags, forward_question(operands, options));
   print_workspaces(operands, options, has_gradients(flags));
   print_budgets(flags);
 }

@@ -35,6 +35,8 @@ const Engine kHopperEngine = {
       return cuda::plan_quantize(problem, plan);
     },
     .run_quantize = cuda::run_quantize,
+    .plan_quantize_together = cuda::plan_quantize_together,
+    .run_quantize_together = cuda::run_quantize_together,
     .continues = continues,
     .has_score_functions = true,
     .make_forward_lists = make_forward_lists,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/small_calls.h"
 
+#include <fa3/fp8.h>
 #include <fa3/mla.h>
 #include <fa3/ring.h>
 #include <fa3/tensor.h>
@@ -208,7 +209,9 @@ fa3_status questions(Memory& m) {
   char text[64];
   fa3_engine_info info;
   fa3_answer answer;
+  fa3_advice advice;
   fa3_status status = fa3_forward_supported(&p);
+  if (status == FA3_OK) status = fa3_forward_advise(&p, &advice);
   if (status == FA3_OK) status = fa3_forward_query(&p, &answer);
   if (status == FA3_OK) status = fa3_backward_query(&b, &answer);
   if (status == FA3_OK) status = fa3_forward_workspace_size(&p, &bytes);

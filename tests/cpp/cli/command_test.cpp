@@ -204,6 +204,31 @@ TEST_F(Command, bench_prints_only_json_with_every_key) {
   }
 }
 
+TEST_F(Command, verify_compares_fp8_forward) {
+  const Outcome outcome = start("verify --quick --engine cpu --dtype e4m3");
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.output;
+  EXPECT_NE(outcome.output.find("cases are within what they may err"), std::string::npos);
+  EXPECT_EQ(outcome.output.find("dQ"), std::string::npos) << outcome.output;
+}
+
+TEST_F(Command, run_rounds_files_to_fp8_and_writes_bf16) {
+  const std::string command = "run --q " + path("q") + " --k " + path("k") + " --v " + path("v") +
+                              " --out " + path("o") + " --dtype e4m3";
+  const Outcome outcome = start(command);
+  ASSERT_EQ(outcome.code, kExitOk) << outcome.output;
+  EXPECT_NE(outcome.output.find("e4m3"), std::string::npos) << outcome.output;
+  EXPECT_NE(outcome.output.find("bf16"), std::string::npos) << outcome.output;
+}
+
+TEST_F(Command, info_says_whether_fp8_pays) {
+  const std::string shape = "info --head-dim 256 --seqlen 16384 --heads 8 --dtype bf16 ";
+  const Outcome gpu = start(shape + "--engine hopper"), cpu = start(shape + "--engine cpu");
+  EXPECT_NE(gpu.output.find("Precision: FP8"), std::string::npos) << gpu.output;
+  EXPECT_NE(gpu.output.find("16384 keys a row"), std::string::npos) << gpu.output;
+  EXPECT_NE(cpu.output.find("Precision: bf16"), std::string::npos) << cpu.output;
+  EXPECT_NE(cpu.output.find("FP8 saves no time on a CPU"), std::string::npos) << cpu.output;
+}
+
 TEST_F(Command, bench_times_fp8_forward_and_skips_its_backward) {
   const Outcome outcome =
       start("bench --engine cpu --dtype e4m3 --pass fwd,bwd --seqlen 16 --repeats 1 --json -");

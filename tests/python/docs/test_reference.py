@@ -78,7 +78,7 @@ def test_every_public_python_name_is_in_the_reference(page, modules):
 
 def test_every_name_of_the_c_header_is_in_the_reference():
     """cmake/symbols.map exports fa3_* and nothing else; these headers declare them."""
-    code = "".join(source(f"include/fa3/{name}.h") for name in ("fa3", "mla", "ring"))
+    code = "".join(source(f"include/fa3/{name}.h") for name in ("fa3", "fp8", "mla", "ring"))
     code = re.sub(r"/\*.*?\*/", "", code, flags=re.S)
     names = re.findall(r"^(?:FA3_API|static inline) [\w *]*?\b(fa3_\w+)\(", code, re.M)
     names += re.findall(
@@ -100,7 +100,7 @@ def test_every_name_of_the_cpp_headers_is_in_the_reference():
 
 def test_the_cpp_face_has_every_kind_of_call():
     """The params structs of C are ForwardArgs, BackwardArgs, ... in C++."""
-    code = source("include/fa3/fa3.h") + source("include/fa3/mla.h")
+    code = source("include/fa3/fa3.h") + source("include/fa3/fp8.h") + source("include/fa3/mla.h")
     structs = set(re.findall(r"^} fa3_(\w+)_params;", code, re.M))
     face = set(
         re.findall(r"^struct \w+Args : fa3_(\w+)_params", source("include/fa3/attention.h"), re.M)

@@ -5,6 +5,8 @@
 #include <cuda_runtime_api.h>
 #include <fa3/status.h>
 
+#include <span>
+
 #include "core/append.h"
 #include "core/latent.h"
 #include "core/plan.h"
@@ -17,6 +19,11 @@ namespace fa3::cuda {
 Status plan_quantize(const QuantizeProblem& problem, Plan* plan);
 Status run_quantize(const QuantizeProblem& problem, const Plan& plan, void* workspace,
                     void* stream);
+
+// Up to three tensors at once, or UNSUPPORTED where they are better quantized one by one.
+Status plan_quantize_together(std::span<const QuantizeProblem> problems, Plan* plan);
+Status run_quantize_together(std::span<const QuantizeProblem> problems, void* workspace,
+                             void* stream);
 
 // Any CUDA device would do.
 Status run_append(const AppendProblem& problem, void* stream);

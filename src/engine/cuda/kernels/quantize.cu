@@ -13,6 +13,7 @@
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/launch.h"
 #include "engine/cuda/kernels/quantize_stream.cuh"
+#include "engine/cuda/kernels/quantize_sums.cuh"
 
 namespace fa3::cuda {
 namespace {
@@ -21,24 +22,7 @@ constexpr int kThreads = 256;
 constexpr int kSumWarps = 2;    // few, so that all SMs have some
 constexpr int kRowsAhead = 16;  // loads that a lane has under way while it adds up rows
 constexpr int kSumsAhead = 32;  // the same, of blocks' sums
-constexpr int kFoursThreads = 128, kFoursCtas = 8;  // of an SM
-constexpr int kMostChannels = kWarpSize * kChannels;
-
-int64_t blocks_of(const QuantizeProblem& p) {
-  return descale_blocks(p.lengths.max);
-}
-
-QuantizerParts allocate(const QuantizeProblem& p, WorkspaceAllocator& allocator) {
-  QuantizerParts parts;
-  if (p.centred) {
-    parts.sums = allocator.take<float>(p.batch, p.heads, blocks_of(p), p.head_dim);
-    parts.means = allocator.take<float>(p.batch, p.heads, p.head_dim);
-  }
-  if (p.descale.scaling != Scaling::per_block) {
-    parts.largest = allocator.take<float>(p.batch, p.heads, blocks_of(p));
-  }
-  return parts;
-}
+constexpr int kFoursCtas = 8;   // of an SM
 
 // A lane's channels in the first row of a block; the next row is `stride` numbers further.
 template <class T>
@@ -95,65 +79,20 @@ __global__ void __launch_bounds__(kSumWarps* kWarpSize)
   for (int c = 0; c < kChannels; ++c) to[c] = sum.x[c];
 }
 
-// Sums of streamed tensors: a thread has four neighbouring channels of a block's rows. blockIdx is
-// (fours of all heads, block, batch).
+// Sums of streamed tensors: blockIdx is (fours of all heads, block, batch).
 template <class T>
 __global__ void __launch_bounds__(kFoursThreads, kFoursCtas)
     add_up_fours(const __grid_constant__ StreamParams s) {
   follow_kernel_before();
-  const QuantizeProblem& p = s.p;
-  const int fours = int(p.head_dim) / 4, four = int(blockIdx.x) * kFoursThreads + threadIdx.x;
-  if (four / fours >= p.heads) return;
-  const Block block(p, blockIdx.z, four / fours, blockIdx.y);
-  const int channel = four % fours * 4;
-  const T* x = p.x.at<T>(block.b, block.index * kRows, block.head) + channel;
-  float4 sum{};
-  const auto add = [&](uint2 pairs) {
-    const float2 a = to_float2<T>(pairs.x), b = to_float2<T>(pairs.y);
-    sum = {__fadd_rn(sum.x, a.x), __fadd_rn(sum.y, a.y), __fadd_rn(sum.z, b.x),
-           __fadd_rn(sum.w, b.y)};
-  };
-  if (block.num_rows == kRows) {
-#pragma unroll
-    for (int row = 0; row < kRows; ++row, x += p.x.row_stride) {
-      add(*reinterpret_cast<const uint2*>(x));
-    }
-  } else {
-    for (int row = 0; row < block.num_rows; ++row, x += p.x.row_stride) {
-      add(*reinterpret_cast<const uint2*>(x));
-    }
-  }
-  float* const to = s.parts.sums + block.place(p, s.blocks) * p.head_dim + channel;
-  *reinterpret_cast<float4*>(to) = sum;
+  add_up<T, kRows>(s, blockIdx.z, blockIdx.y, blockIdx.x);
 }
 
-// The blocks' sums, one after the other, over the number of rows; blockIdx is the head, a thread
-// has a channel.
+// blockIdx is the head, a thread has a channel.
 __global__ void __launch_bounds__(kMostChannels)
     find_means(const __grid_constant__ StreamParams s) {
   follow_kernel_before();
-  const QuantizeProblem& p = s.p;
-  const int64_t blocks = s.blocks;
   __shared__ alignas(16) float means[kMostChannels];
-  const int64_t head = blockIdx.x;
-  const int channel = static_cast<int>(threadIdx.x);
-  const bool mine = channel < p.head_dim;
-  const float* const sums = s.parts.sums + head * blocks * p.head_dim + channel;
-  float mean = 0.0f;
-  for (int64_t first = 0; first < blocks; first += kSumsAhead) {
-    float ahead[kSumsAhead];
-#pragma unroll
-    for (int i = 0; i < kSumsAhead; ++i) {
-      ahead[i] = mine && first + i < blocks ? sums[(first + i) * p.head_dim] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kSumsAhead; ++i) mean = __fadd_rn(mean, ahead[i]);  // + 0 changes nothing
-  }
-  mean = mean_of(p, mean);
-  means[channel] = mean;
-  if (mine) s.parts.means[head * p.head_dim + channel] = mean;
-  __syncthreads();
-  if (channel < kWarpSize) store_mean(p, s.mixing, head / p.heads, head % p.heads, means);
+  find_mean<kSumsAhead>(s, blockIdx.x, means);
 }
 
 // The maximum over the CTA.

@@ -98,13 +98,13 @@ __device__ inline void rotate(const Rotary& rotary, int64_t position, const RowL
 // The signs of all channels, a bit each, and the rest of what the Hadamard matrix needs: found on
 // the host, since every lane would have to hash its channels.
 struct Mixing {
-  uint8_t negated[kWarpSize];  // by lane of the row
-  int block;
-  float factor;
+  uint8_t negated[kWarpSize] = {};  // by lane of the row
+  int block = 1;
+  float factor = 1.0f;
 
+  Mixing() = default;
   explicit Mixing(const QuantizeProblem& p)
-      : negated{},
-        block(static_cast<int>(hadamard_block(p.head_dim))),
+      : block(static_cast<int>(hadamard_block(p.head_dim))),
         factor(hadamard_factor(hadamard_block(p.head_dim))) {
     for (int64_t c = 0; c < p.head_dim; ++c) {
       if (is_negated(p.seed, c)) negated[c / kChannels] |= uint8_t(1u << c % kChannels);

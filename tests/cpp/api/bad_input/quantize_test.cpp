@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fa3/fp8.h>
 #include <fa3/tensor.h>
 #include <gtest/gtest.h>
 
@@ -136,6 +137,58 @@ TEST(QuantizeCallItself, costs_nothing_for_a_batch_without_rows) {
   call.params.mean = {};
   call.params.descale = contiguous(call.descale.dense_lse().data, FA3_FLOAT32, {1});
   EXPECT_EQ(call.run(), FA3_OK) << fa3_last_error();
+}
+
+struct Lent {
+  std::vector<std::byte> memory;
+  int times = 0;
+  static void* lend(void* self, size_t bytes) {
+    auto* lent = static_cast<Lent*>(self);
+    ++lent->times;
+    lent->memory.resize(bytes);
+    return lent->memory.data();
+  }
+};
+
+TEST(QuantizeTogether, writes_what_single_calls_write_in_a_workspace_that_is_lent_once) {
+  QuantizeCall single, first, second;
+  second.params.hadamard = single.params.hadamard = 1;
+  ASSERT_EQ(single.run(), FA3_OK) << fa3_last_error();
+  const P* const calls[] = {&first.params, &second.params};
+  Lent lent;
+  ASSERT_EQ(fa3_quantize_together_with_allocator(calls, 2, Lent::lend, &lent, nullptr), FA3_OK)
+      << fa3_last_error();
+  EXPECT_EQ(lent.times, 1);
+  EXPECT_EQ(second.y.values().numbers, single.y.values().numbers);
+  EXPECT_EQ(second.mean.values().numbers, single.mean.values().numbers);
+  EXPECT_NE(first.y.values().numbers, single.y.values().numbers);
+}
+
+TEST(QuantizeTogether, refuses_wrong_calls_by_number_and_changes_nothing) {
+  QuantizeCall first, second;
+  const P* const calls[] = {&first.params, &second.params, nullptr, &first.params};
+  Lent lent;
+  const auto run = [&](const P* const* params, int32_t count, fa3_workspace_allocator allocate) {
+    return fa3_quantize_together_with_allocator(params, count, allocate, &lent, nullptr);
+  };
+  const auto expect = [&](fa3_status status, const char* argument, const char* words) {
+    EXPECT_EQ(status, FA3_INVALID_ARGUMENT);
+    EXPECT_TRUE(last_error_says(argument, {words}));
+  };
+  expect(run(calls, 0, Lent::lend), "count:", "1 to 3");
+  expect(run(calls, 4, Lent::lend), "count:", "got 4");
+  expect(run(calls, 3, Lent::lend), "params:", "null pointer");
+  expect(run(nullptr, 1, Lent::lend), "params:", "null pointer");
+  expect(run(calls, 2, nullptr), "allocate:", "null pointer");
+  second.params.x.device_type = FA3_CUDA;
+  expect(run(calls, 2, Lent::lend), "params[1].", "cuda");
+  second.params.x.device_type = FA3_CPU;
+  second.params.y.data = first.params.x.data;
+  expect(run(calls, 2, Lent::lend), "y:", "overlaps x");
+  second.params.y.data = first.params.y.data;
+  expect(run(calls, 2, Lent::lend), "y:", "overlaps y");
+  EXPECT_EQ(lent.times, 0);
+  EXPECT_TRUE(first.outputs_untouched() && second.outputs_untouched());
 }
 
 }  // namespace

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.advise says where FP8 pays, precision="auto" follows it; q, k, v are quantized together."""
+
+import numpy as np
+import pytest
+
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+torch = pytest.importorskip("torch")
+
+from fa3.quantization import quantize_together  # noqa: E402
+
+TOKENS, WIDTH = 16384, 2048  # of the measurements
+
+
+def advise(keys, dim, queries=None, kv_heads=None, batch=None, dtype=torch.bfloat16, **options):
+    batch, heads = batch or max(TOKENS // keys, 1), WIDTH // dim
+    q = torch.empty(batch, queries or keys, heads, dim, dtype=dtype, device="meta")
+    k, v = (q.new_empty(batch, keys, kv_heads or heads, dim) for _ in range(2))
+    return fa3.advise(q, k, v, device="cuda", **options)
+
+
+# Milliseconds of whole calls on an H200: bf16, and FP8 with its quantizer (docs/lab/fp8.md).
+MEASURED = {
+    (64, False, 16384): (3.472, 3.597),
+    (128, False, 2048): (0.371, 0.482),
+    (128, False, 8192): (1.394, 1.340),
+    (128, True, 4096): (0.385, 0.476),
+    (128, True, 16384): (1.360, 1.323),
+    (256, False, 4096): (0.686, 0.623),
+    (256, True, 1024): (0.121, 0.269),
+    (256, True, 8192): (0.702, 0.636),
+}
+
+
+@pytest.mark.parametrize(("dim", "causal", "keys"), MEASURED)
+def test_expected_times_are_the_measured_ones(dim, causal, keys):
+    wide, fp8 = MEASURED[dim, causal, keys]
+    advice = advise(keys, dim, causal=causal)
+    assert advice.seconds == pytest.approx(1e-3 * wide, rel=0.03)
+    assert advice.seconds_fp8 == pytest.approx(1e-3 * fp8, rel=ALLOWED)
+    assert advice.precision == ("fp8" if advice.seconds_fp8 < advice.seconds else "bfloat16")
+    assert str(dim) in advice.reason and f"{keys} keys" in advice.reason
+
+
+ALLOWED = 0.06  # launches of a whole call overlap, parts are measured apart
+
+
+def test_between_measured_lengths_times_are_between():
+    shorter, between, longer = (advise(keys, 128, batch=4) for keys in (4096, 6000, 8192))
+    assert shorter.seconds < between.seconds < longer.seconds
+    assert shorter.seconds_fp8 < between.seconds_fp8 < longer.seconds_fp8
+
+
+def test_fewer_key_heads_are_quantized_sooner():
+    assert advise(8192, 128, kv_heads=2).seconds_fp8 < 0.97 * advise(8192, 128).seconds_fp8
+
+
+def test_a_window_counts_as_the_keys_that_it_leaves():
+    assert advise(16384, 256).precision == "fp8"
+    assert advise(16384, 256, window=(256, 256)).precision == "bfloat16"
+
+
+def test_one_query_is_never_worth_quantizing_a_cache():
+    assert advise(16384, 256, queries=1, batch=64).precision == "bfloat16"
+
+
+def test_lengths_on_a_gpu_are_not_guessed():
+    used = torch.empty(1, dtype=torch.int32, device="meta")
+    advice = advise(16384, 256, seqused_k=used)
+    assert (advice.precision, advice.seconds) == ("bfloat16", 0)
+
+
+def test_memory_grows_by_the_quantized_tensors():
+    q = torch.zeros(1, 128, 2, 64, dtype=torch.bfloat16)
+    advice = fa3.advise(q, q, q)
+    assert advice.bytes >= 4 * q.numel() * 2
+    assert advice.bytes_fp8 >= advice.bytes + 2 * q.numel()
+    assert 10 < advice.error_fp8 / advice.error < 30
+
+
+def test_auto_is_attention_where_fp8_does_not_pay():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 70, 2, 64, requires_grad=True) for _ in range(3))
+    assert fa3.advise(q, k, v).precision == "float32"
+    out, lse = fa3.attention_fp8(q, k, v, causal=True, precision="auto", return_lse=True)
+    want, want_lse = fa3.attention(q, k, v, causal=True, return_lse=True)
+    assert torch.equal(out, want) and torch.equal(lse, want_lse)
+    given = torch.empty_like(out)
+    found = fa3.attention_fp8(*(x.detach() for x in (q, k, v)), precision="auto", out=given)
+    assert found is given
+    assert not torch.equal(fa3.attention_fp8(q, k, v, causal=True), want)
+
+
+def test_auto_is_fp8_where_that_pays(monkeypatch):
+    q, k, v = (torch.randn(1, 70, 2, 64) for _ in range(3))
+    said = fa3.advise(q, k, v)._replace(precision="fp8")
+    monkeypatch.setattr(fa3.fp8, "advise", lambda *_, **__: said)
+    assert torch.equal(fa3.attention_fp8(q, k, v, precision="auto"), fa3.attention_fp8(q, k, v))
+
+
+def test_wrong_calls_are_named(monkeypatch):
+    q = torch.zeros(1, 64, 2, 64)
+    with pytest.raises(fa3.InvalidArgument, match="precision: expected one of fp8, auto, got 8"):
+        fa3.attention_fp8(q, q, q, precision=8)
+    q8 = fa3.quantize(q).x
+    with pytest.raises(fa3.InvalidArgument, match="before they are quantized"):
+        fa3.advise(q8, q8, q8)
+    monkeypatch.setattr(fa3.fp8, "is_compiled", lambda _: True)
+    with pytest.raises(fa3.Unsupported, match="precision: expected 'fp8' in a compiled program"):
+        fa3.attention_fp8(q, q, q, precision="auto")
+
+
+LENGTHS = {
+    "dense": (None, None),
+    "used": (None, torch.tensor([33, 70], dtype=torch.int32)),
+    "packed": (torch.tensor([0, 40, 140], dtype=torch.int32), None),
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize("scaling", ["block", "head", "tensor"])
+def test_quantized_together_is_quantized_one_by_one(scaling, center, lengths):
+    cu, used = LENGTHS[lengths]
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 70, heads, 64).half() for heads in (4, 2, 2))
+    if cu is not None:
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    given = {"cu_seqlens": cu, "seqused": used, "max_seqlen": 0}
+    found = quantize_together(
+        q, k, v, scaling=scaling, center=center, hadamard=True, seed=-3,
+        lengths={"q": given, "k": given}, transposed=False,
+    )  # fmt: skip
+    common = {"scaling": scaling, **given}
+    want = (
+        fa3.quantize(q, hadamard=True, seed=-3, **common),
+        fa3.quantize(k, hadamard=True, seed=-3, center=center, **common),
+        fa3.quantize(v, center=center, **common),
+    )
+    for ours, theirs in zip(found, want, strict=True):
+        assert torch.equal(ours.x.view(torch.uint8), theirs.x.view(torch.uint8))
+        assert torch.equal(ours.descale, theirs.descale)
+        assert (ours.mean is None) == (theirs.mean is None)
+        assert ours.mean is None or torch.equal(ours.mean, theirs.mean)
+
+
+@pytest.mark.parametrize(("at", "name"), list(enumerate("qkv")))
+def test_a_tensor_that_cannot_be_quantized_is_named(at, name):
+    inputs = [torch.randn(1, 20, 2, 64) for _ in range(3)]
+    inputs[at] = inputs[at].double()
+    with pytest.raises(fa3.InvalidArgument, match=f"^{name}: expected .*float64"):
+        fa3.attention_fp8(*inputs)
+    arrays = [x.numpy() if i != at else np.zeros(x.shape) for i, x in enumerate(inputs)]
+    with pytest.raises(fa3.InvalidArgument, match=f"^{name}: expected .*float64"):
+        fa3.attention_fp8(*arrays)
