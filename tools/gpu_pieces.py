@@ -104,6 +104,8 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
         ],
         "latent kernels against float64": latent_calls(build),
         "latent kernels with random delays": latent_calls(build, "_disturbed"),
+        "latent gradients against float64": latent_calls(build, "_gradients"),
+        "latent gradients with random delays": latent_calls(build, "_gradients_disturbed"),
         "through the C ABI": [[sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")]],
         "the fa3 command on device memory": [
             [
@@ -138,12 +140,12 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
         # racecheck does not follow the lanes that another arrives for (ptx/lanes.cuh).
         races = tool == "racecheck"
         program = every_lane if races else check
-        found[f"compute-sanitizer {tool}, latent"] = [
-            [*sanitizer, *command]
-            for command in latent_calls(
-                build, "_every_lane" if races else "", SANITIZED_LATENT_CALLS
-            )
-        ]
+        for pass_name, kind in (("latent", ""), ("latent gradients", "_gradients")):
+            kind += "_every_lane" if races else ""
+            found[f"compute-sanitizer {tool}, {pass_name}"] = [
+                [*sanitizer, *command]
+                for command in latent_calls(build, kind, SANITIZED_LATENT_CALLS)
+            ]
         found[f"compute-sanitizer {tool}"] = [
             [*sanitizer, program, *rows_of(row), *once, "--only", cases]
             for row in rows

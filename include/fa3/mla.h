@@ -142,7 +142,7 @@ typedef struct fa3_mla_gather_params {
 
 /** Gradients of fa3_mla_forward() with indices and LATENT rows of 16 or 32 bits:
  * fa3_mla_backward(). An index that stands twice adds twice; rows that no valid index names get 0.
- */
+ * Engine hopper: q, cache, o and d_o of one type of 16 bits. */
 typedef struct fa3_mla_backward_params {
   size_t struct_size;     /**< set by fa3_mla_backward_params_init() */
   fa3_tensor q;           /**< of the forward call, all channels in one tensor */
@@ -159,7 +159,7 @@ typedef struct fa3_mla_backward_params {
   fa3_tensor dsink;       /**< written, optional, with sink: float32 (h) */
   float scale;            /**< as in the forward call */
   int32_t lse_with_sink;  /**< as in the forward call: whether lse counts the sink */
-  int32_t deterministic;  /**< as in fa3_backward_params; engine cpu always is */
+  int32_t deterministic;  /**< as in fa3_backward_params; engine cpu always is, hopper never */
   int32_t num_threads;    /**< as in fa3_options */
   int32_t engine;         /**< as in fa3_options */
   int32_t reserved;       /**< unused */

@@ -251,8 +251,8 @@ def sparse_attention(
         causal: also skips indices of rows behind i + s_kv - sq, for query i.
         return_lse, return_max: as attention()'s: (h, sq), or (b, h, sq). The LSE has a gradient.
         lse_with_sink: False leaves the sink out of the LSE.
-        deterministic: bitwise repeatable gradients, which engine cpu always has.
-        engine: "auto", "cpu" or "reference"; "reference" has no gradients.
+        deterministic: bitwise repeatable gradients, which engine cpu always has and hopper never.
+        engine: "auto", "cpu", "hopper" or "reference"; "reference" has no gradients.
 
     Returns:
         out (q's shape, 512) in q's dtype, or a tuple (out, lse), (out, max), (out, lse, max).

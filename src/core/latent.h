@@ -103,6 +103,7 @@ struct MlaBackwardProblem : MlaProblem {
   Operand d_cache;         // (page, row of it)
   RowScalars d_lse;        // data may be null: zero
   float* dsink = nullptr;  // (heads), goes with sink; optional
+  bool deterministic = false;
 };
 
 struct MlaAppendProblem {

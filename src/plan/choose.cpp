@@ -49,7 +49,7 @@ Status plan_with(const Engine& engine, const MlaProblem& problem, Plan* plan) {
 
 Status plan_with(const Engine& engine, const MlaBackwardProblem& problem, Plan* plan) {
   if (engine.plan_mla_backward == nullptr) {
-    return unsupported("no gradients of latent rows (MLA), which engine cpu has");
+    return unsupported("no gradients of latent rows (MLA), which engines cpu and hopper have");
   }
   return engine.plan_mla_backward(problem, plan);
 }

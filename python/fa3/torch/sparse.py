@@ -63,15 +63,20 @@ def backward_shapes(do, q, kv, indices, index_count, sink, *_):
     return new_gradients(q, kv, sink)
 
 
+def is_deterministic(numbers):
+    """Whether the call or torch asks for repeatable gradients."""
+    return numbers[2] or torch.are_deterministic_algorithms_enabled()
+
+
 class SparseAttention(Function):
     """(run, q, kv, indices, index_count, sink, *numbers) -> (out, lse, max)."""
 
     @staticmethod
     def forward(ctx, run, q, kv, indices, index_count, sink, *numbers):
-        if q.is_cuda:
+        if q.is_cuda and is_deterministic(numbers):
             raise Unsupported(
-                "q: expected a tensor of the CPU where a gradient is needed, which no engine for "
-                "GPUs computes for selected rows; use torch.no_grad(), or engine cpu"
+                "deterministic: expected False where a gradient is needed on a GPU, which adds a "
+                "row's gradients in any order; engine cpu is deterministic"
             )
         out, lse, largest = run(q, kv, indices, index_count, sink, *numbers)
         ctx.mark_non_differentiable(largest)
@@ -83,11 +88,10 @@ class SparseAttention(Function):
     @staticmethod
     def backward(ctx, do, dlse, _):
         q, kv, indices, index_count, sink, out, lse = ctx.saved_tensors
-        scale, lse_with_sink, deterministic, *others = ctx.numbers
-        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+        scale, lse_with_sink, _, *others = ctx.numbers
         do = torch.zeros_like(out) if do is None else do
         inputs = do, q, kv, indices, index_count, sink, out, lse, dlse
-        numbers = scale, lse_with_sink, deterministic, *others
+        numbers = scale, lse_with_sink, is_deterministic(ctx.numbers), *others
         if torch._C._are_functorch_transforms_active():
             gradients = run_backward(*inputs, *numbers)  # the dispatcher, which takes levels apart
         else:

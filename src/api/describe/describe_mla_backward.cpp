@@ -86,6 +86,7 @@ Status describe(const fa3_mla_backward_params& p, Purpose purpose, MlaBackwardPr
   if (!present(p.lse)) return invalid("lse: expected that of fa3_mla_forward(), got none");
   FA3_TRY(check_flag("deterministic", p.deterministic));
   FA3_TRY(describe(forward_of(p), purpose, static_cast<MlaProblem*>(problem)));
+  problem->deterministic = p.deterministic != 0;
   FA3_TRY(describe_output_gradient(p, purpose, problem));
   const Named dq{"dq", p.dq};
   FA3_TRY(check_like(dq, p.q, problem->head_dim, p.q.rank == 3, purpose));

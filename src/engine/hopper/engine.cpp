@@ -4,6 +4,7 @@
 #include "core/macros.h"
 #include "engine/cuda/engine_parts.h"
 #include "engine/cuda/kernels/kernels.h"
+#include "engine/hopper/latent/backward/plan_latent_backward.h"
 #include "engine/hopper/latent/plan_latent.h"
 #include "engine/hopper/latent_view.h"
 #include "engine/hopper/launch/run.h"
@@ -43,6 +44,8 @@ const Engine kHopperEngine = {
     .make_backward_lists = make_backward_lists,
     .plan_mla = plan_mla,
     .run_mla = run_mla,
+    .plan_mla_backward = plan_mla_backward,
+    .run_mla_backward = run_mla_backward,
     .run_mla_append = Parts::run_mla_append,
     .run_mla_gather = Parts::run_mla_gather,
     .clock = &cuda::kClock,

@@ -198,3 +198,54 @@ def test_what_has_no_kernel_is_refused_by_a_sentence(name):
             given["cache"].cuda(),
             indices=torch.zeros(1, 1, 1, dtype=torch.int32).cuda(),
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim, heads", [(576, 128), (576, 5), (512, 70)])
+@pytest.mark.parametrize("with_sink", [None, False, True])
+def test_gradients_of_chosen_rows_are_what_the_cpu_computes(dim, heads, with_sink, dtype):
+    q, kv = random(2, 40, heads, dim).to(dtype), random(2, 90, dim, seed=1).to(dtype)
+    do, dlse = random(2, 40, heads, 512, seed=2).to(dtype), random(2, heads, 40, seed=3).float()
+    indices = torch.randint(-3, 95, (2, 40, 70), generator=torch.Generator().manual_seed(0))
+    counts = torch.randint(0, 72, (2, 40), generator=torch.Generator().manual_seed(1)).int()
+    leaves = [q, kv, *([] if with_sink is None else [random(heads, seed=4).float()])]
+
+    def gradients(device, wide):
+        own = [(x.float() if wide else x).to(device).requires_grad_() for x in leaves]
+        out, lse = mla.sparse_attention(
+            *own[:2],
+            indices.to(device),
+            index_count=counts.to(device),
+            sink=own[2] if len(own) > 2 else None,
+            lse_with_sink=with_sink is not False,
+            causal=True,
+            return_lse=True,
+        )
+        of = [do.to(device, out.dtype), dlse.to(device).where(lse.isfinite(), 0)]
+        return [x.cpu().float() for x in torch.autograd.grad((out, lse), own, of)]
+
+    for got, right in zip(gradients("cuda", False), gradients("cpu", True), strict=True):
+        assert (got - right).norm() <= 0.01 * right.norm()
+
+
+def test_gradients_on_a_stream_and_from_a_graph():
+    q, kv = random(64, 16, 576).cuda(), random(200, 576, seed=1).cuda()
+    indices = torch.randint(200, (64, 100), device="cuda")
+    leaves = [x.requires_grad_() for x in (q, kv)]
+
+    def gradients():
+        return torch.autograd.grad(mla.sparse_attention(*leaves, indices).square().sum(), leaves)
+
+    expected = gradients()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        gradients()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients()
+    for x in captured:
+        x.fill_(torch.nan)
+    graph.replay()
+    for got, right in zip(captured, expected, strict=True):
+        torch.testing.assert_close(got, right, rtol=2**-6, atol=2**-6)

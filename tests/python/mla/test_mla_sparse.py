@@ -260,13 +260,18 @@ def test_nothing_to_attend_to_gives_zeros_and_gradients_of_zero(shape):
     assert kv.grad.shape == kv.shape and not q.grad.any()
 
 
-def test_gradients_on_a_gpu_are_refused_by_name():
+def test_gradients_on_a_gpu_have_shapes_and_deterministic_ones_are_refused_by_name():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
         q, kv = (torch.empty(n, *rest, device="cuda") for n, rest in ((4, (3, 576)), (9, (576,))))
         indices = torch.zeros(4, 2, dtype=torch.int32, device="cuda")
         assert mla.sparse_attention(q, kv, indices).shape == (4, 3, 512)
+        out, lse = mla.sparse_attention(q, kv, indices, return_lse=True)
+        call = out, q, kv, indices, None, None, out, lse, None, 0.1, True, False, 0, 0
+        dq, dkv, _ = torch.ops.fa3.sparse_attention_backward(*call)
+        assert (dq.shape, dkv.shape) == (q.shape, kv.shape) and dq.is_cuda
         q.requires_grad_()
-        with pytest.raises(fa3.Unsupported, match="q: expected a tensor of the CPU where"):
-            mla.sparse_attention(q, kv, indices)
+        assert mla.sparse_attention(q, kv, indices).requires_grad
+        with pytest.raises(fa3.Unsupported, match="^deterministic: expected False where a grad"):
+            mla.sparse_attention(q, kv, indices, deterministic=True)

@@ -11,30 +11,10 @@
 #include "engine/cuda/host/launch.h"
 #include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/engine.h"
+#include "engine/hopper/latent/check_alignment.h"
 
 namespace fa3::hopper {
 namespace {
-
-constexpr int64_t kChunk = 16;  // bytes of a copy
-
-// Whether copies of 16 bytes find all rows. A question brings no address: then strides decide.
-Status check_alignment(const char* name, const void* data, std::initializer_list<int64_t> strides) {
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  if (address % kChunk != 0) {
-    return unsupported(name, ": expected an address that is a multiple of 16 bytes");
-  }
-  for (const int64_t stride : strides) {
-    if (stride % kChunk == 0) continue;
-    return unsupported(name, ": expected strides that are multiples of 16 bytes, got ", stride);
-  }
-  return {};
-}
-
-Status check_queries(const char* name, const Operand& q) {
-  const int64_t size = size_of(q.dtype);
-  return check_alignment(name, q.data,
-                         {q.batch_stride * size, q.row_stride * size, q.head_stride * size});
-}
 
 // Rows of 656 bytes (latent_shape.h).
 bool is_group128(const LatentCache& cache) {
@@ -61,8 +41,8 @@ Status check_rows(const MlaProblem& p) {
     FA3_TRY(check_alignment(part == &cache.latent ? "cache" : "rope", part->data,
                             {part->page_stride, part->row_stride}));
   }
-  FA3_TRY(check_queries("q", p.q));
-  return p.q_rope_dim > 0 ? check_queries("q_rope", p.q_rope) : Status{};
+  FA3_TRY(check_row_alignment("q", p.q));
+  return p.q_rope_dim > 0 ? check_row_alignment("q_rope", p.q_rope) : Status{};
 }
 
 // Kernels count rows, tiles and keys in 32 bits.

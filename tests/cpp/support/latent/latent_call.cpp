@@ -11,24 +11,18 @@
 #include <utility>
 
 #include "core/dtype.h"
+#include "support/latent/numbers.h"
 #include "support/limits.h"
 #include "support/random.h"
 
 namespace fa3::test {
 namespace {
 
-constexpr int kValues = 512, kRope = 64, kByteRow = 656;
+constexpr int kRope = 64, kByteRow = 656;
 constexpr int kGroups = 4, kGroupChannels = 128, kScaleOffset = 512, kRopeOffset = 528;
 constexpr int64_t kUnownedRows = 3;
 constexpr int64_t kWholeSequence = INT64_MAX;  // as a token
 
-uint16_t narrow(double x, fa3_dtype dtype) {
-  return dtype == FA3_FLOAT16 ? from_float<Float16>(float(x)).bits
-                              : from_float<BFloat16>(float(x)).bits;
-}
-double widen(uint16_t bits, fa3_dtype dtype) {
-  return dtype == FA3_FLOAT16 ? to_float(Float16{bits}) : to_float(BFloat16{bits});
-}
 void fill(std::vector<uint16_t>* numbers, size_t count, fa3_dtype dtype, double spread,
           Random& random) {
   numbers->resize(count);

@@ -4,9 +4,14 @@
 
 #include "api/dropout_mask.h"
 #include "engine/cuda/host/device.h"
+#include "engine/cuda/kernels/kernels.h"
 #include "plan/default_engine.h"
 
 void fa3_mla_forward_params_init_sized(fa3_mla_forward_params* params, size_t size) {
+  *params = {.struct_size = size, .scale = FA3_SCALE_AUTO, .lse_with_sink = 1};
+}
+
+void fa3_mla_backward_params_init_sized(fa3_mla_backward_params* params, size_t size) {
   *params = {.struct_size = size, .scale = FA3_SCALE_AUTO, .lse_with_sink = 1};
 }
 
@@ -30,6 +35,14 @@ Status count_sms(int, int* count) {
 }
 Status finish(cudaError_t error, const char* what) {
   return error == cudaSuccess ? Status{} : invalid(what, ": the launch failed");
+}
+cudaError_t sum_sink_gradients(const SinkSums& sums, cudaStream_t) {
+  for (int head = 0; head < sums.heads; ++head) {
+    double sum = 0;
+    for (int i = 0; i < sums.q_blocks; ++i) sum += double(sums.sums[head * sums.q_blocks + i]);
+    sums.d_sink[head] = float(-sum);
+  }
+  return cudaSuccess;
 }
 DeviceScope::DeviceScope(int) {}
 DeviceScope::~DeviceScope() = default;

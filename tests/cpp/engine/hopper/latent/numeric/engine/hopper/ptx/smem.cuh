@@ -14,22 +14,31 @@ inline void ld_shared_f32x4(uint32_t address, float (&value)[4]) {
 }
 
 // PTX ISA, "stmatrix": lane 8 m + i has the address of row i of matrix m.
-inline void stmatrix_x4_trans(uint32_t row, const uint32_t (&matrices)[4]) {
+template <bool Transposed>
+void store_matrices(uint32_t row, const uint32_t (&matrices)[4]) {
   struct Mine {
     uint32_t row;
     const uint32_t* matrices;
   } mine{row, matrices};
   machine::store_shared(row);
-  machine::together("stmatrix.trans", &mine, [](const auto& lanes) {
+  machine::together(Transposed ? "stmatrix.trans" : "stmatrix", &mine, [](const auto& lanes) {
     const auto of_lane = [&](int lane) { return reinterpret_cast<Mine*>(lanes[size_t(lane)]); };
     for (int lane = 0; lane < machine::kLanes; ++lane) {
       for (int i = 0; i < 8; ++i) {  // number i % 2 of matrix i / 2
         const uint16_t number = uint16_t(of_lane(lane)->matrices[i / 2] >> i % 2 * 16);
-        const uint32_t to = of_lane(i / 2 * 8 + lane % 4 * 2 + i % 2)->row + uint32_t(lane / 4 * 2);
-        std::memcpy(machine::smem_at(to), &number, sizeof(number));
+        const int first = lane / 4, second = lane % 4 * 2 + i % 2;
+        const int in_row = Transposed ? first : second;
+        const uint32_t of_row = of_lane(i / 2 * 8 + (Transposed ? second : first))->row;
+        std::memcpy(machine::smem_at(of_row + uint32_t(in_row * 2)), &number, sizeof(number));
       }
     }
   });
+}
+inline void stmatrix_x4(uint32_t row, const uint32_t (&matrices)[4]) {
+  store_matrices<false>(row, matrices);
+}
+inline void stmatrix_x4_trans(uint32_t row, const uint32_t (&matrices)[4]) {
+  store_matrices<true>(row, matrices);
 }
 
 }  // namespace fa3::hopper::ptx

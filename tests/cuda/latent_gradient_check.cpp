@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of selected latent rows on a GPU, through the C interface: random calls beside
+// double precision, each twice; or, with --time, a table of times. Usage:
+// fa3_gpu_check_latent_gradients
+// [--calls N] [--seed N] | --time
+#include <cuda_runtime.h>
+#include <fa3/mla.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "cuda/device_array.cuh"
+#include "cuda/watchdog.h"
+#include "support/latent/gradient_call.h"
+
+namespace fa3::testing {
+namespace {
+
+using Engine = std::mt19937_64;
+using test::GradientCase;
+
+template <class T>
+T pick(Engine& random, std::initializer_list<T> from) {
+  return from.begin()[random() % from.size()];
+}
+
+GradientCase random_case(uint64_t seed) {
+  Engine random(seed);
+  GradientCase c;
+  c.seed = seed;
+  c.dtype = random() % 3 == 0 ? FA3_FLOAT16 : FA3_BFLOAT16;
+  c.dim = random() % 3 == 0 ? 512 : 576;
+  c.batch = pick<int64_t>(random, {0, 0, 1, 2, 3});
+  c.tokens = pick<int64_t>(random, {1, 1, 2, 5, 17});
+  c.heads = pick<int64_t>(random, {1, 3, 8, 16, 33, 63, 64, 65, 127, 128});
+  c.page_size = pick<int64_t>(random, {1, 3, 53, 64, 576});
+  c.rows = pick<int64_t>(random, {1, 65, 100, 1000, 5000});
+  c.top = pick<int64_t>(random, {0, 1, 31, 32, 33, 63, 64, 65, 129, 300, 1000});
+  while (c.queries() * c.heads * c.top > 150'000) c.top = (c.top + 1) / 2;
+  c.has_count = random() % 2 == 0;
+  c.one_row = random() % 8 == 0;
+  c.gap = pick<int64_t>(random, {0, 0, 0, 32, 63});
+  c.sink = random() % 2 == 0;
+  c.lse_with_sink = random() % 2 == 0;
+  c.has_d_lse = random() % 2 == 0;
+  c.wide = random() % 3 == 0;
+  c.scale = pick(random, {0.0f, 0.0f, 0.07f, 0.5f});
+  c.spread = pick(random, {1.0f, 1.0f, 4.0f});
+  c.of_d_o = pick(random, {1.0f, 1.0f, 0.01f, 10.0f});
+  return c;
+}
+
+struct Workspace {
+  void* data = nullptr;
+  size_t bytes = 0;
+  explicit Workspace(const fa3_mla_backward_params& p) {
+    if (fa3_mla_backward_workspace_size(&p, &bytes) != FA3_OK) return;
+    CHECK_CUDA(cudaMalloc(&data, std::max<size_t>(bytes, 1)));
+    CHECK_CUDA(cudaMemset(data, 0xff, bytes));
+  }
+  ~Workspace() { cudaFree(data); }
+};
+
+bool check(const GradientCase& c, double* worst) {
+  const std::string words = test::describe(c);
+  test::GradientCall call(c, FA3_CUDA);
+  const Watchdog watchdog(words);
+  const Workspace workspace(call.params());
+  for (int pass = 0; pass < 2; ++pass) {
+    std::string said;
+    if (fa3_mla_backward(&call.params(), workspace.data, workspace.bytes, nullptr) != FA3_OK) {
+      said = fa3_last_error();
+    } else {
+      CHECK_CUDA(cudaDeviceSynchronize());
+      said = call.compare();
+    }
+    *worst = std::max(*worst, call.error());
+    if (said.empty()) continue;
+    std::printf("FAILED %s: pass %d: %s\n", words.c_str(), pass, said.c_str());
+    return false;
+  }
+  return true;
+}
+
+// ---- Times ----
+
+// Random numbers, of which many are alike.
+void fill(DeviceArray<uint16_t>& array, float spread) {
+  std::vector<uint16_t> some(std::min<size_t>(array.count, size_t{1} << 22));
+  std::normal_distribution<float> normal;
+  Engine random(some.size());
+  for (uint16_t& x : some) x = from_float<BFloat16>(spread * normal(random)).bits;
+  for (size_t at = 0; at < array.count; at += some.size()) {
+    const size_t count = std::min(some.size(), array.count - at);
+    CHECK_CUDA(cudaMemcpy(array.data + at, some.data(), 2 * count, cudaMemcpyHostToDevice));
+  }
+}
+
+// causal: query i chooses among rows up to its own; else among all.
+void time_shape(int64_t tokens, int64_t heads, int64_t top, int64_t rows, bool causal) {
+  const Watchdog watchdog("a timed call", 60);
+  DeviceArray<uint16_t> q(size_t(tokens * heads * 576)), d_o(size_t(tokens * heads * 512));
+  DeviceArray<uint16_t> kv(size_t(rows * 576)), o(d_o.count), dq(q.count), d_kv(kv.count);
+  fill(q, 1), fill(kv, 1), fill(d_o, 1);
+  std::vector<int32_t> chosen;
+  Engine random(1);
+  int64_t pairs = 0;
+  std::vector<int32_t> all(static_cast<size_t>(rows));
+  for (int64_t i = 0; i < tokens; ++i) {
+    const int64_t seen = causal ? std::min(i + 1 + rows - tokens, rows) : rows;
+    for (int64_t j = 0; j < seen; ++j) all[size_t(j)] = int32_t(j);
+    for (int64_t j = 0; j < top; ++j) {
+      if (j >= seen) {
+        chosen.push_back(-1);
+        continue;
+      }
+      std::swap(all[size_t(j)], all[size_t(j) + random() % size_t(seen - j)]);
+      chosen.push_back(all[size_t(j)]);
+    }
+    pairs += std::min(seen, top);
+  }
+  const DeviceArray<int32_t> indices(chosen);
+  const DeviceArray<float> lse(size_t(tokens * heads));
+  const auto on_gpu = [](const void* data, int dtype, std::initializer_list<int64_t> shape) {
+    fa3_tensor t{};
+    t.data = const_cast<void*>(data);
+    t.dtype = dtype, t.device_type = FA3_CUDA, t.rank = int(shape.size());
+    int64_t stride = 1;
+    for (int i = t.rank - 1; i >= 0; --i) {
+      t.shape[i] = shape.begin()[i], t.stride[i] = stride, stride *= t.shape[i];
+    }
+    return t;
+  };
+  fa3_mla_forward_params f;
+  fa3_mla_forward_params_init(&f);
+  f.q = on_gpu(q.data, FA3_BFLOAT16, {tokens, heads, 576});
+  f.cache.rows = on_gpu(kv.data, FA3_BFLOAT16, {1, rows, 576});
+  f.indices = on_gpu(indices.data, FA3_INT32, {tokens, top});
+  f.o = on_gpu(o.data, FA3_BFLOAT16, {tokens, heads, 512});
+  f.lse = on_gpu(lse.data, FA3_FLOAT32, {heads, tokens});
+  fa3_mla_backward_params b;
+  fa3_mla_backward_params_init(&b);
+  b.q = f.q, b.cache = f.cache.rows, b.indices = f.indices, b.o = f.o, b.lse = f.lse;
+  b.d_o = on_gpu(d_o.data, FA3_BFLOAT16, {tokens, heads, 512});
+  b.dq = on_gpu(dq.data, FA3_BFLOAT16, {tokens, heads, 576});
+  b.d_cache = on_gpu(d_kv.data, FA3_BFLOAT16, {1, rows, 576});
+  size_t bytes = 0;
+  if (fa3_mla_forward_workspace_size(&f, &bytes) != FA3_OK) bytes = 0;
+  const DeviceArray<unsigned char> of_forward(bytes);
+  const Workspace of_backward(b);
+  cudaEvent_t begin, end;
+  CHECK_CUDA(cudaEventCreate(&begin));
+  CHECK_CUDA(cudaEventCreate(&end));
+  const auto median = [&](const auto& run) {
+    std::vector<float> times;
+    for (int i = 0; i < 6; ++i) {
+      CHECK_CUDA(cudaEventRecord(begin));
+      if (run() != FA3_OK) {
+        std::printf("FAILED time: %s\n", fa3_last_error());
+        std::exit(1);
+      }
+      CHECK_CUDA(cudaEventRecord(end));
+      CHECK_CUDA(cudaEventSynchronize(end));
+      float ms = 0;
+      CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+      if (i > 0) times.push_back(ms);
+    }
+    std::sort(times.begin(), times.end());
+    return double(times[times.size() / 2]);
+  };
+  const double forward =
+      median([&] { return fa3_mla_forward(&f, of_forward.data, bytes, nullptr); });
+  const double backward =
+      median([&] { return fa3_mla_backward(&b, of_backward.data, of_backward.bytes, nullptr); });
+  const double products = 2.0 * double(pairs) * double(heads);
+  std::printf(
+      "%6ld tokens, %3ld heads, top-k %4ld of %6ld%s: forward %8.3f ms %4.0f TFLOP/s, "
+      "backward %8.3f ms %4.0f TFLOP/s\n",
+      long(tokens), long(heads), long(top), long(rows), causal ? " causal" : "", forward,
+      products * 1088 / forward * 1e-9, backward, products * 2752 / backward * 1e-9);
+  std::fflush(stdout);
+}
+
+void time_all() {
+  std::printf("bf16, 576 dims; backward: 5 products, 2 x 2752 operations a head and chosen row\n");
+  for (const int64_t heads : {128, 64, 16}) {
+    for (const bool causal : {false, true}) time_shape(4096, heads, 2048, 4096, causal);
+  }
+  for (const int64_t top : {512, 1024}) time_shape(4096, 128, top, 4096, false);
+  for (const int64_t rows : {32768, 131072}) time_shape(4096, 128, 2048, rows, false);
+}
+
+}  // namespace
+}  // namespace fa3::testing
+
+int main(int argc, char** argv) {
+  using namespace fa3::testing;
+  int64_t calls = 200;
+  uint64_t seed = 1;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--time") == 0) {
+      time_all();
+      return 0;
+    }
+    if (std::strcmp(argv[i], "--calls") == 0 && i + 1 < argc) calls = std::atoll(argv[++i]);
+    if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
+      seed = std::strtoull(argv[++i], nullptr, 10);
+  }
+  int64_t failed = 0;
+  double worst = 0;
+  for (int64_t i = 0; i < calls && failed < 10; ++i) {
+    if (!check(random_case(seed * 1000 + uint64_t(i)), &worst)) ++failed;
+  }
+  std::printf("largest relative RMSE %.2g\n", worst);
+  std::printf("%ld checks, %ld failures\n", long(calls), long(failed));
+  return failed == 0 ? 0 : 1;
+}
