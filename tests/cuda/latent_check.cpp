@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding from latent caches on a GPU, through the C interface: random calls against the engine
 // `reference` on the CPU, twice for their bits and once from a captured graph; or, with --time, a
-// table of times. Usage: fa3_gpu_check_latent [--calls N] [--seed N] | --time
+// table of times. With --heads all calls, or times, are of so many heads.
+// Usage: fa3_gpu_check_latent [--heads N] [--calls N] [--seed N] [--time [bf16 | group128]]
 #include <cuda_runtime.h>
 #include <fa3/mla.h>
 
@@ -113,7 +114,8 @@ struct Call {
   }
 };
 
-Call random_call(Random& random) {
+// heads: of the call, or 0 for any number.
+Call random_call(Random& random, int64_t heads) {
   Call c{};
   c.dtype = random() % 3 == 0 ? FA3_FLOAT16 : FA3_BFLOAT16;
   c.dim = random() % 3 == 0 ? 512 : 576;
@@ -122,6 +124,7 @@ Call random_call(Random& random) {
   c.batch = pick(random, {1, 1, 2, 3, 7, 40});
   c.tokens = pick(random, {1, 1, 1, 2, 3, 4, 17});
   c.heads = pick(random, {1, 3, 8, 16, 16, 17, 32, 33, 64, 65, 128});
+  if (heads > 0) c.heads = heads;
   c.page_size = pick(random, {1, 2, 3, 16, 53, 64, 128, 576});
   c.sparse = random() % 3 == 0;
   c.packed = random() % 4 == 0;
@@ -426,8 +429,10 @@ double time_of(const TimedShape& s, void* pool, int64_t pool_rows, int num_split
   const int64_t pages = pool_rows / s.page_size, each = s.keys / s.page_size;
   std::vector<int32_t> table(size_t(calls * (s.top > 0 ? of_call : s.batch * each)));
   Random random(1);
+  // Many tokens are a prompt's, and choose among the same rows.
+  const int64_t chosen = s.tokens < 16 ? pool_rows : int64_t{1} << 15;
   for (size_t i = 0; i < table.size(); ++i) {
-    table[i] = int32_t(s.top > 0 ? random() % size_t(pool_rows) : i % size_t(pages));
+    table[i] = int32_t(s.top > 0 ? random() % size_t(chosen) : i % size_t(pages));
   }
   if (s.top == 0) std::shuffle(table.begin(), table.end(), random);
   const DeviceArray<int32_t> entries(table);
@@ -515,11 +520,14 @@ void* make_pool(bool bytes) {
   return pool;
 }
 
-void time_all() {
-  std::printf("us of a call (TB/s of rows read once); 4.8 TB/s is the card's\n");
+// rows: "bf16", "group128", or "" for both; all_heads: 0 for all.
+void time_all(const std::string& rows, int64_t all_heads) {
+  std::printf("us of a call (TB/s of rows read once, TFLOP/s); 4.8 TB/s is the card's\n");
   for (const bool bytes : {false, true}) {
+    if (!rows.empty() && (rows == "group128") != bytes) continue;
     void* const pool = make_pool(bytes);
     const auto line = [&](int64_t heads, int64_t tokens, int64_t page, int64_t top, int splits) {
+      if (all_heads > 0 && heads != all_heads) return;
       std::printf("%s %s h%-3ld t%ld p%-3ld s%d:", bytes ? "group128" : "bf16",
                   top > 0 ? "top-k" : "dense", long(heads), long(tokens), long(page), splits);
       for (const int64_t batch : {1, 8, 32, 128}) {
@@ -528,8 +536,10 @@ void time_all() {
           const Watchdog watchdog("a timed call", 60);
           const TimedShape shape{batch, keys, heads, tokens, page, top, bytes};
           const double us = time_of(shape, pool, kPoolRows, splits);
-          const double rows = double(batch) * double(top > 0 ? top * tokens : keys);
-          std::printf(" %.1f(%.2f)", us, rows * double(shape.row_bytes()) / us * 1e-6);
+          const double read = double(batch) * double(top > 0 ? top * tokens : keys);
+          const double multiplied = read * double(heads * (top > 0 ? 1 : tokens)) * 2 * (576 + 512);
+          std::printf(" %.1f(%.2f,%.0f)", us, read * double(shape.row_bytes()) / us * 1e-6,
+                      multiplied / us * 1e-6);
         }
         std::printf(" |");
       }
@@ -537,13 +547,16 @@ void time_all() {
       std::fflush(stdout);
     };
     std::printf("batch 1 | 8 | 32 | 128, each 1k 4k 16k 64k keys\n");
-    for (const int64_t heads : {16, 32, 128}) {
-      for (const int64_t tokens : {1, 2}) line(heads, tokens, 64, 0, 0);
+    for (const int64_t heads : {16, 32, 64, 128}) {
+      for (const int64_t tokens : {1, 2, 4}) line(heads, tokens, 64, 0, 0);
     }
     line(16, 1, 1, 0, 0);
     line(16, 1, 64, 0, 1);
     std::printf("top-k 2048, batch 1 | 8 | 32 | 128\n");
-    for (const int64_t heads : {8, 16, 128}) line(heads, 1, 64, 2048, 0);
+    for (const int64_t heads : {8, 16, 64, 128}) line(heads, 1, 64, 2048, 0);
+    for (const int64_t heads : {64, 128}) {
+      for (const int64_t tokens : {4, 16, 64}) line(heads, tokens, 64, 2048, 0);
+    }
     cudaFree(pool);
   }
 }
@@ -554,13 +567,15 @@ void time_all() {
 int main(int argc, char** argv) {
   using namespace fa3::testing;
   int64_t calls = 200;
+  int64_t heads = 0;  // of all calls, or 0
   uint64_t seed = 1;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--time") == 0) {
-      time_all();
+      time_all(i + 1 < argc ? argv[i + 1] : "", heads);
       return 0;
     }
     if (std::strcmp(argv[i], "--calls") == 0 && i + 1 < argc) calls = std::atoll(argv[++i]);
+    if (std::strcmp(argv[i], "--heads") == 0 && i + 1 < argc) heads = std::atoll(argv[++i]);
     if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
       seed = std::strtoull(argv[++i], nullptr, 10);
   }
@@ -568,7 +583,7 @@ int main(int argc, char** argv) {
   double rmse = 0;
   for (int64_t i = 0; i < calls && failed < 10; ++i) {
     Random random(seed * 1000 + uint64_t(i));
-    const Call call = random_call(random);
+    const Call call = random_call(random, heads);
     if (!check(call, seed * 1000 + uint64_t(i), &rmse)) ++failed;
   }
   std::printf("largest relative RMSE %.2g\n", rmse);

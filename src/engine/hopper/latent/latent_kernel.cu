@@ -19,8 +19,8 @@ LatentKernel kernel() {
 
 template <int Rows, int HeadDim>
 LatentKernel of_type(DType dtype, bool is_group128) {
-  if (is_group128) {
-    return kernel<LatentShape{Rows, HeadDim, Element::kBf16, true}>();
+  if constexpr (Rows < 64) {
+    if (is_group128) return kernel<LatentShape{Rows, HeadDim, Element::kBf16, true}>();
   }
   return dtype == DType::float16 ? kernel<LatentShape{Rows, HeadDim, Element::kFp16}>()
                                  : kernel<LatentShape{Rows, HeadDim, Element::kBf16}>();
@@ -35,6 +35,9 @@ LatentKernel of_head_dim(int64_t head_dim, DType dtype, bool is_group128) {
 }  // namespace
 
 LatentKernel latent_kernel_of(int rows, int64_t head_dim, DType dtype, bool is_group128) {
+#if FA3_LATENT_WIDE
+  if (rows == 64) return of_head_dim<64>(head_dim, dtype, is_group128);
+#endif
   return rows == 16 ? of_head_dim<16>(head_dim, dtype, is_group128)
                     : of_head_dim<32>(head_dim, dtype, is_group128);
 }

@@ -13,6 +13,9 @@
 // fills a ring of slabs, 64 keys of 64 channels (latent_shape.h says how many): a block being
 // computed holds 9, others are on their way.
 //
+// With 64 rows the products of a block take longer than its rows from memory, and two consumers
+// share a block's work (latent_wide_rows.cuh).
+//
 // Read first: latent_params.h. Next: latent_loader.cuh, latent_rows.cuh.
 #pragma once
 
@@ -20,6 +23,7 @@
 #include "engine/hopper/latent/latent_loader.cuh"
 #include "engine/hopper/latent/latent_rows.cuh"
 #include "engine/hopper/latent/latent_segments.cuh"
+#include "engine/hopper/latent/latent_wide_rows.cuh"
 
 namespace fa3::hopper {
 
@@ -32,20 +36,31 @@ struct LoaderOf<C, true> {
   using Type = LatentByteLoader<C>;
 };
 
+template <LatentShape C, bool IsWide = C.is_wide()>
+struct RowsOf {
+  using Type = LatentRows<C>;
+};
+template <LatentShape C>
+struct RowsOf<C, true> {
+  using Type = LatentWideRows<C>;
+};
+
 template <LatentShape C>
 struct LatentSmem {
   alignas(kSmemAlignment) unsigned char stages[C.stages()][C.stage_bytes()];
-  typename LatentRows<C>::Smem rows;
+  typename RowsOf<C>::Type::Smem rows;
   alignas(16) unsigned char scales[C.scale_bytes() + 16];
   typename LoaderOf<C>::Type::Smem loader;
   PipelineBarriers<C.stages()> barriers;
-  typename LatentSegments<C.threads()>::Smem segments;
+  typename LatentSegments<C.threads(), C.stream_tiles()>::Smem segments;
 };
 
-// With two loader warpgroups setmaxnreg moves registers from them to the consumer. Those of a
-// thread of each of the three warpgroups may sum to 504 at most, else setmaxnreg waits for ever.
+// With three warpgroups setmaxnreg moves registers from loaders to consumers. Those of a thread of
+// each may sum to 504 at most, else setmaxnreg waits for ever.
+template <LatentShape C>
 struct LatentRegisters {
-  static constexpr int kAll = 504, kLoader = 128, kConsumer = kAll - 2 * kLoader;
+  static constexpr int kAll = 504, kLoader = C.is_wide() ? 56 : 128;
+  static constexpr int kConsumer = (kAll - C.loader_warpgroups() * kLoader) / C.consumers();
 };
 
 template <LatentShape C>
@@ -56,24 +71,25 @@ __global__ void __launch_bounds__(C.threads(), 1)
   const Pipeline<C.stages()> pipeline{ptx::cvta_to_shared(&smem.barriers)};
   if (threadIdx.x == 0) {
     constexpr int kWarpArrivals = kWarpsPerWarpgroup * ptx::kArrivalsOfWarp;
-    pipeline.init(kWarpArrivals,
+    pipeline.init(C.consumers() * kWarpArrivals,
                   C.is_group128 ? C.loader_warpgroups() * kWarpArrivals : kWarpgroupSize);
     ptx::fence_mbarrier_init();
   }
   ptx::griddepcontrol_wait();  // the kernel before may still be running
   ptx::griddepcontrol_launch_dependents();
-  LatentSegments<C.threads()> segments(params, smem.segments);  // ends with a barrier of all
+  LatentSegments<C.threads(), C.stream_tiles()> segments(
+      params, smem.segments);  // ends with a barrier of all
   const int rank = int(blockIdx.x) % params.team_ctas;
   const uint32_t stages = ptx::cvta_to_shared(smem.stages);
   const int warpgroup = int(uniform(threadIdx.x / kWarpgroupSize));
   const int thread = int(threadIdx.x) % kWarpgroupSize;
   const uint32_t scales = ptx::cvta_to_shared(smem.scales);
   LatentSegment segment;
-  constexpr bool kTwoLoaders = C.loader_warpgroups() == 2;
+  constexpr bool kMovesRegisters = C.threads() == 3 * kWarpgroupSize;
   if (warpgroup / C.loader_warpgroups() == 0) {
-    if constexpr (kTwoLoaders) ptx::setmaxnreg_dec<LatentRegisters::kLoader>();
+    if constexpr (kMovesRegisters) ptx::setmaxnreg_dec<LatentRegisters<C>::kLoader>();
     typename LoaderOf<C>::Type loader(params, pipeline, stages, smem.loader, scales,
-                                      kTwoLoaders ? int(threadIdx.x) : thread);
+                                      C.loader_warpgroups() == 2 ? int(threadIdx.x) : thread);
     while (segments.next(segment)) {
       const LatentTile tile = latent_tile(params, segment.tile);
       if (tile.first_row + rank * C.rows < tile.rows) loader.load(tile, segment);
@@ -81,8 +97,9 @@ __global__ void __launch_bounds__(C.threads(), 1)
     loader.finish();
     return;
   }
-  if constexpr (kTwoLoaders) ptx::setmaxnreg_inc<LatentRegisters::kConsumer>();
-  LatentRows<C> rows(params, smem.rows, pipeline, stages, scales, thread);
+  if constexpr (kMovesRegisters) ptx::setmaxnreg_inc<LatentRegisters<C>::kConsumer>();
+  typename RowsOf<C>::Type rows(params, smem.rows, pipeline, stages, scales,
+                                C.is_wide() ? int(threadIdx.x) - C.loader_threads() : thread);
   while (segments.next(segment)) {
     const LatentTile tile = latent_tile(params, segment.tile);
     if (rank == 0 && thread == 0 && segment.part == 0 && segment.parts.count > 0) {
@@ -91,7 +108,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
     const int first_row = tile.first_row + rank * C.rows;
     if (first_row >= tile.rows) continue;
     rows.start(tile, first_row);
-    for (int block = segment.first; block < segment.end; ++block) rows.attend(block);
+    rows.attend(segment);
     if (segment.parts.count == 1) {
       rows.finish();
     } else {

@@ -23,8 +23,11 @@
 namespace fa3::hopper {
 
 inline constexpr int kLatentBlockKeys = 64;  // rows of one wgmma
-// Tiles whose lengths the stream adds up.
+// Tiles whose lengths the stream adds up. Shared memory is full where a CTA has 64 rows.
 inline constexpr int kMostStreamTiles = 1024;
+FA3_HD constexpr int most_stream_tiles(int rows_of_cta) {
+  return rows_of_cta == 64 ? 448 : kMostStreamTiles;
+}
 // 128 heads of one token.
 inline constexpr int kMostTeamCtas = 4;
 

@@ -6,10 +6,8 @@
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
-#include "engine/hopper/latent/latent_finish.cuh"
-#include "engine/hopper/latent/latent_shape.h"
+#include "engine/hopper/latent/latent_queries.cuh"
 #include "engine/hopper/pipeline/pipeline.cuh"
-#include "engine/hopper/ptx/cp_async.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/wgmma.cuh"
 #include "engine/hopper/ptx/wgmma_narrow.cuh"
@@ -18,7 +16,9 @@
 namespace fa3::hopper {
 
 template <LatentShape C>
-class LatentRows {
+class LatentRows : LatentQueries<C, kWarpgroupSize> {
+  using Queries = LatentQueries<C, kWarpgroupSize>;
+  using Queries::params_, Queries::tile_, Queries::first_row_, Queries::q_, Queries::thread_;
   // A function that uses a member of one of these copies it first: nvcc has no members of a class's
   // constants in device code.
   static constexpr tile::TileLayout kSlabLayout{kLatentBlockKeys, kSlabChannels};
@@ -39,21 +39,20 @@ class LatentRows {
   __device__ __forceinline__ LatentRows(const LatentParams& params, Smem& smem,
                                         const Pipeline<C.stages()>& pipeline, uint32_t stages,
                                         uint32_t scales, int thread)
-      : params_(params),
+      : Queries(params, ptx::cvta_to_shared(smem.q), thread),
         smem_(smem),
         pipeline_(pipeline),
         stages_(stages),
         scales_(scales),
-        q_(ptx::cvta_to_shared(smem.q)),
         p_(ptx::cvta_to_shared(smem.p)),
-        thread_(thread),
         warp_(int(uniform(thread / kWarpSize))) {}
 
   // Loads the tile's queries. Rows behind the last are zeros.
   __device__ __forceinline__ void start(const LatentTile& tile, int first_row) {
     tile_ = tile;
     first_row_ = first_row;
-    load_queries();
+    this->load_queries();
+    sync();
 #pragma unroll
     for (int i = 0; i < kValueSlabs; ++i) {
 #pragma unroll
@@ -63,22 +62,8 @@ class LatentRows {
     for (int c = 0; c < kColumns; ++c) ref_[c] = -kInfinity, sum_[c] = 0.0f;
   }
 
-  __device__ __forceinline__ void attend(int block) {
-    bool valid[2] = {true, true};
-    if (params_.problem.sparse) look_up(block, valid);
-    float scores[kScores];
-    const uint32_t first_stage = uniform(at_.stage());
-    KeyScales scales;
-    if constexpr (C.is_group128) {
-      pipeline_.wait_full(at_);
-      load_scales(scales);
-      multiply_groups(scores, first_stage, scales);
-    } else {
-      multiply_keys(scores, first_stage);
-    }
-    mask(scores, block, valid);
-    softmax(scores, scales);
-    multiply_values(first_stage);
+  __device__ __forceinline__ void attend(const LatentSegment& segment) {
+    for (int block = segment.first; block < segment.end; ++block) attend(block);
   }
 
   // Stores the rows of a tile that has no other parts.
@@ -89,9 +74,7 @@ class LatentRows {
     for (int c = 0; c < kColumns; ++c) {
       const int row = first_row_ + row_of(c);
       if (row >= tile_.rows) continue;
-      const int token = row / params_.heads;
-      const ResultRow at{p.lengths_q.packed() ? 0 : tile_.b, tile_.first_token + token,
-                         row - token * params_.heads};
+      const ResultRow at = result_row(params_, tile_, row);
       const LatentSum sum{ref_[c], sum_[c]};
       const float factor = output_factor(p, sum, at.head);
       if (p.o.dtype == DType::float32) {
@@ -119,6 +102,24 @@ class LatentRows {
   }
 
  private:
+  __device__ __forceinline__ void attend(int block) {
+    bool valid[2] = {true, true};
+    if (params_.problem.sparse) look_up(block, valid);
+    float scores[kScores];
+    const uint32_t first_stage = uniform(at_.stage());
+    KeyScales scales;
+    if constexpr (C.is_group128) {
+      pipeline_.wait_full(at_);
+      load_scales(scales);
+      multiply_groups(scores, first_stage, scales);
+    } else {
+      multiply_keys(scores, first_stage);
+    }
+    mask(scores, block, valid);
+    softmax(scores, scales);
+    multiply_values(first_stage);
+  }
+
   // Named barrier of the warpgroup.
   __device__ __forceinline__ void sync() const {
     ptx::bar_sync(int(NamedBarrier::kRows), kWarpgroupSize);
@@ -131,32 +132,6 @@ class LatentRows {
   // The first of the thread's two keys in the block; they are 8 apart.
   __device__ __forceinline__ int first_key() const {
     return warp_ * kRowsPerWarp + ptx::lane() / kQuadLanes;
-  }
-
-  __device__ __forceinline__ void load_queries() {
-    constexpr int kChunkChannels = tile::kChunkBytes / 2, kChunks = C.head_dim / kChunkChannels;
-    constexpr tile::TileLayout kQ = kQLayout;
-    const MlaProblem& p = params_.problem;
-    const int own = int(p.head_dim - p.q_rope_dim);
-#pragma unroll 1
-    for (int i = thread_; i < C.rows * kChunks; i += kWarpgroupSize) {
-      const int tile_row = i / kChunks, channel = (i - tile_row * kChunks) * kChunkChannels;
-      const int row = first_row_ + tile_row, token = row / params_.heads;
-      const int64_t b = p.lengths_q.packed() ? 0 : tile_.b, head = row - token * params_.heads;
-      const bool exists = row < tile_.rows;
-      const uint16_t* from = static_cast<const uint16_t*>(p.q.data);
-      if (exists) {
-        from = channel < own
-                   ? p.q.at<uint16_t>(b, tile_.first_token + token, head) + channel
-                   : p.q_rope.at<uint16_t>(b, tile_.first_token + token, head) + (channel - own);
-      }
-      const int to = channel / kSlabChannels * C.slab_of_q_bytes() +
-                     kQ.chunk_offset(tile_row, channel % kSlabChannels);
-      ptx::cp_async_16(q_ + uint32_t(to), from, exists);
-    }
-    ptx::cp_async_wait_all();
-    ptx::fence_proxy_async();
-    sync();
   }
 
   // Whether indices name the thread's keys.
@@ -415,13 +390,10 @@ class LatentRows {
     }
   }
 
-  const LatentParams& params_;
   Smem& smem_;
   const Pipeline<C.stages()> pipeline_;
-  const uint32_t stages_, scales_, q_, p_;
-  const int thread_, warp_;
-  LatentTile tile_;
-  int first_row_ = 0;
+  const uint32_t stages_, scales_, p_;
+  const int warp_;
   PipelineState<C.stages()> at_;         // the next stage that is waited for
   uint32_t blocks_ = 0;                  // of keys with scales that have been attended to
   float output_[kValueSlabs][kScores];   // O^T

@@ -6,11 +6,11 @@
 
 namespace fa3::hopper {
 
-template <int Threads>
+template <int Threads, int MostTiles = kMostStreamTiles>
 class LatentSegments {
  public:
   struct Smem {
-    int ends[kMostStreamTiles];  // stream: the sum of blocks of tiles 0 to i
+    int ends[MostTiles];  // stream: the sum of blocks of tiles 0 to i
     int warps[Threads / kWarpSize];
   };
 
@@ -54,9 +54,9 @@ class LatentSegments {
  private:
   __device__ __forceinline__ void add_up() {
     constexpr int kOwn = 4;
-    static_assert(kMostStreamTiles <= kOwn * Threads);
+    static_assert(MostTiles <= kOwn * Threads);
     const int first = int(threadIdx.x) * kOwn;
-    const bool adds = Threads * kOwn == kMostStreamTiles || first < kMostStreamTiles;
+    const bool adds = Threads * kOwn == MostTiles || first < MostTiles;
     int own[kOwn], sum = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {

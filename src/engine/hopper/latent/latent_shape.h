@@ -24,14 +24,19 @@ struct Group128 {
 };
 
 struct LatentShape {
-  int rows;      // query rows of a CTA: 16 or 32
+  int rows;      // query rows of a CTA: 16, 32 or 64
   int head_dim;  // 576 or 512
   Element element;
   bool is_group128 = false;  // else rows of the element
 
   FA3_HD constexpr int loader_warpgroups() const { return is_group128 ? 2 : 1; }
+  // 64 rows: two consumers, each with half of the value channels (latent_wide_rows.cuh).
+  FA3_HD constexpr bool is_wide() const { return rows == kRowsPerWarpgroup; }
+  FA3_HD constexpr int consumers() const { return is_wide() ? 2 : 1; }
+  FA3_HD constexpr int consumer_threads() const { return consumers() * kWarpgroupSize; }
   FA3_HD constexpr int loader_threads() const { return loader_warpgroups() * kWarpgroupSize; }
-  FA3_HD constexpr int threads() const { return loader_threads() + kWarpgroupSize; }
+  FA3_HD constexpr int threads() const { return loader_threads() + consumer_threads(); }
+  FA3_HD constexpr int stream_tiles() const { return most_stream_tiles(rows); }
   FA3_HD constexpr int slabs() const { return head_dim / kSlabChannels; }
   FA3_HD constexpr int slab_of_q_bytes() const { return rows * kSlabChannels * 2; }
   // P, and with scales P times the scales of each group.
@@ -52,10 +57,12 @@ struct LatentShape {
   FA3_HD constexpr int stage_slabs() const { return is_group128 ? 1 : head_dim == 576 ? 3 : 2; }
   FA3_HD constexpr int stage_bytes() const { return stage_slabs() * kSlabBytes; }
   FA3_HD constexpr int block_stages() const { return slabs() / stage_slabs(); }
-  // The ring holds a block, and more: a batch is converted while a block is computed.
+  // The ring holds a block, and more: a batch is converted while a block is computed. With 64 rows
+  // it holds a block of each consumer.
   FA3_HD constexpr int stages() const {
-    return is_group128 ? slabs() + Group128::kBatchSlabs + (rows == 16 ? 2 : 0)
-                       : ring_bytes() / stage_bytes();
+    return is_wide()     ? 2 * block_stages()
+           : is_group128 ? slabs() + Group128::kBatchSlabs + (rows == 16 ? 2 : 0)
+                         : ring_bytes() / stage_bytes();
   }
   // Batches of raw rows on their way.
   FA3_HD constexpr int raw_batches() const {

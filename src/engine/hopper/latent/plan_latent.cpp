@@ -57,14 +57,20 @@ Status check_numbers(const MlaProblem& p) {
 }
 
 // Parts of each tile; 0: all teams take equal ranges of all keys.
-int choose_splits(const MlaProblem& p, int tiles, int most_teams) {
+int choose_splits(const MlaProblem& p, int tiles, int most_teams, int most_stream_tiles) {
   if (p.batch_invariant) return std::max(p.num_splits, 1);
   if (p.num_splits > 0) return p.num_splits;
   const bool one_block = p.lengths_k.max <= kLatentBlockKeys;
-  if (tiles > kMostStreamTiles || one_block) return 1;
+  if (tiles > most_stream_tiles || one_block) return 1;
   // Whole tiles, if they keep 95% of the teams busy: then nothing is combined.
   const int64_t places = ceil_div(tiles, most_teams) * most_teams;
   return int64_t{tiles} * 20 >= places * 19 ? 1 : 0;
+}
+
+// Query rows of a CTA, where a tile has `rows`.
+int rows_of_cta(const MlaProblem& p, int64_t rows) {
+  if (rows <= 32) return rows <= 16 ? 16 : 32;
+  return FA3_LATENT_WIDE == 0 || is_group128(p.keys.cache) ? 32 : 64;
 }
 
 }  // namespace
@@ -77,13 +83,13 @@ Status plan_latent(const MlaProblem& p, int sms, LatentPlan* plan) {
   params.heads = int(p.heads);
   params.page_size = int(p.keys.cache.page_size);
   const int64_t rows = p.sparse ? p.heads : p.lengths_q.max * p.heads;
-  params.rows_of_cta = rows <= 16 ? 16 : 32;
+  params.rows_of_cta = rows_of_cta(p, rows);
   params.team_ctas = int(std::clamp<int64_t>(ceil_div(rows, params.rows_of_cta), 1, kMostTeamCtas));
   params.tiles_of_sequence = int(std::max<int64_t>(ceil_div(rows, params.rows_of_team()), 1));
   const int64_t sequences = p.lengths_q.total == 0 ? 0 : p.sparse ? p.lengths_q.total : p.batch;
   params.tiles = int(sequences) * params.tiles_of_sequence;
   const int most_teams = std::max(sms / params.team_ctas, 1);
-  params.splits = choose_splits(p, params.tiles, most_teams);
+  params.splits = choose_splits(p, params.tiles, most_teams, most_stream_tiles(params.rows_of_cta));
   const int64_t parts = int64_t{params.tiles} * params.splits;
   params.teams = params.splits == 0 ? most_teams : int(std::min<int64_t>(parts, most_teams));
   plan->kernel =

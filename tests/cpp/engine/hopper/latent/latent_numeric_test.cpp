@@ -15,7 +15,7 @@ using machine::Fault;
 using machine::Pace;
 using test::LatentCase;
 
-// One program has the warps of kernels of rows of 656 bytes, the other those of 16-bit rows.
+// One program runs kernels of rows of 656 bytes, the other those of 16-bit rows.
 constexpr bool kOfBytesHere = FA3_MODEL_ROWS_OF_BYTES;
 
 template <bool IsGroup128, Element E>
@@ -24,6 +24,10 @@ void add_kernels() {
   add_latent_kernel<LatentShape{16, 512, E, IsGroup128}>();
   add_latent_kernel<LatentShape{32, 576, E, IsGroup128}>();
   add_latent_kernel<LatentShape{32, 512, E, IsGroup128}>();
+  if constexpr (!IsGroup128) {
+    add_latent_kernel<LatentShape{64, 576, E}>();
+    add_latent_kernel<LatentShape{64, 512, E}>();
+  }
 }
 
 class Latent : public testing::Test {
@@ -100,6 +104,20 @@ TEST_F(Latent, results_have_every_form) {
   }
 }
 
+// Two consumers: blocks in turn, of which the second may have none.
+TEST_F(Latent, many_rows_have_every_form_of_a_call) {
+  if (kOfBytesHere) GTEST_SKIP() << "no kernel of 64 rows of bytes";
+  const LatentCase cases[] = {
+      {.heads = 64, .keys = {1, 64}, .wide_output = false},
+      {.dtype = FA3_FLOAT16, .dim = 512, .heads = 40, .keys = {65, 0, 250}, .wide_output = false},
+      {.tokens = 2, .heads = 40, .keys = {0}, .top = 200, .has_count = true, .sink = true},
+      {.tokens = 3, .heads = 20, .keys = {300, 70}, .queries = {3, 1}, .causal = true},
+      {.heads = 65, .page_size = 3, .keys = {200}, .rope_apart = true, .num_splits = 2},
+      {.dtype = FA3_FLOAT16, .dim = 512, .heads = 64, .keys = {65}, .num_splits = 7},
+      {.heads = 33, .keys = {150}, .query_apart = true, .spread = 30}};
+  for (const LatentCase& c : cases) EXPECT_EQ(run_latent(c), "") << test::describe(c);
+}
+
 // Two CTAs a team and parts of several blocks. A consumer that asks for more registers than the
 // launch has hangs here.
 TEST_F(Latent, long_parts_of_large_pages_come_to_an_end) {
@@ -126,13 +144,22 @@ const Pace kOrders[] = {
     {.name = "one slow loading warp", .weight = machine::slow<2, 2>},
     {.name = "one slow consuming warp", .weight = machine::slow<kConsumer + 1, kConsumer + 1>},
 };
+// Of kernels with two consumers.
+const Pace kOrdersOfTwo[] = {
+    {.name = "often interrupted", .interruption = 0.5},
+    {.name = "slow loader", .weight = machine::slow<0, 3>},
+    {.name = "slow first consumer", .weight = machine::slow<4, 7>},
+    {.name = "slow second consumer", .weight = machine::slow<8, 11>},
+    {.name = "one slow warp of the first consumer", .weight = machine::slow<6, 6>},
+    {.name = "one slow warp of the second consumer", .weight = machine::slow<9, 9>},
+};
 
 // Every order, or every second one.
-template <class Action>
-void in_orders(const Action& action) {
-  for (size_t i = 0; i < std::size(kOrders); i += machine::by_effort(2, 1, 1)) {
-    SCOPED_TRACE(kOrders[i].name);
-    action(i, kOrders[i]);
+template <size_t Count, class Action>
+void in_orders(const Pace (&orders)[Count], const Action& action) {
+  for (size_t i = 0; i < Count; i += machine::by_effort(2, 1, 1)) {
+    SCOPED_TRACE(orders[i].name);
+    action(i, orders[i]);
   }
 }
 
@@ -142,10 +169,20 @@ TEST_F(Latent, any_order_of_warps_is_right) {
   const LatentCase cases[] = {
       {.heads = 4, .keys = {200, 0, 64}, .num_splits = 2},
       {.tokens = 3, .heads = 8, .keys = {270}, .causal = true, .num_splits = 1}};
-  in_orders([&](size_t i, const Pace& pace) {
+  in_orders(kOrders, [&](size_t i, const Pace& pace) {
     machine::launch_setting.pace = pace;
     expect_right(cases[i / 2 % 2]);
     if (machine::by_effort(0, 0, 1) > 0) expect_right(cases[1 - i / 2 % 2]);
+  });
+}
+
+// Tiles of one, two and seven blocks.
+TEST_F(Latent, any_order_of_two_consumers_is_right) {
+  if (kOfBytesHere) GTEST_SKIP() << "no kernel of 64 rows of bytes";
+  const LatentCase c{.heads = 40, .keys = {30, 400, 100}, .num_splits = 1};
+  in_orders(kOrdersOfTwo, [&](size_t, const Pace& pace) {
+    machine::launch_setting.pace = pace;
+    EXPECT_EQ(run_latent(c), "");
   });
 }
 
@@ -155,9 +192,10 @@ TEST_F(Latent, any_order_of_warps_is_right) {
 template <LatentShape C>
 void expect_found_in(Fault fault, const std::vector<std::string>& complaints, int barrier = 0) {
   const LatentCase shape{.rows = C.is_group128 ? FA3_MLA_ROWS_GROUP128 : FA3_MLA_ROWS_LATENT,
+                         .heads = C.rows,
                          .keys = {300},
                          .num_splits = 1};
-  in_orders([&](size_t, const Pace& pace) {
+  in_orders(kOrders, [&](size_t, const Pace& pace) {
     machine::launch_setting = {
         .pace = pace, .fault = fault, .kv = stage_barriers<C>(), .barrier = barrier};
     const std::string said = run_latent(shape);
@@ -165,11 +203,11 @@ void expect_found_in(Fault fault, const std::vector<std::string>& complaints, in
     EXPECT_TRUE(std::ranges::any_of(complaints, fits)) << "said: '" << said << "'";
   });
 }
-enum Kind { kOf16Bits, kOfBytes };
+enum Kind { kOf16Bits, kOfBytes, kOfTwoConsumers };
 template <Kind K>
 void expect_found(Fault fault, const std::vector<std::string>& complaints, int barrier = 0) {
   if (kOfBytesHere != (K == kOfBytes)) return;
-  constexpr LatentShape kShape{16, 576, Element::kBf16, K == kOfBytes};
+  constexpr LatentShape kShape{K == kOfTwoConsumers ? 64 : 16, 576, Element::kBf16, K == kOfBytes};
   expect_found_in<kShape>(fault, complaints, barrier);
 }
 class BrokenLatent : public Latent {};
@@ -178,33 +216,42 @@ const std::string kPhases = "phases alias", kBarrier = "barrier", kDeadlock = "d
 
 TEST_F(BrokenLatent, a_stage_is_released_before_it_was_read) {
   expect_found<kOf16Bits>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases, kDeadlock});
+  expect_found<kOfTwoConsumers>(Fault::kReleaseBeforeRead,
+                                {machine::kOverRead, kPhases, kDeadlock});
   expect_found<kOfBytes>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases, kDeadlock});
 }
 TEST_F(BrokenLatent, a_stage_is_empty_before_the_last_warp_released_it) {
-  const std::vector<std::string> said{machine::kOverRead, machine::kUntold, kBarrier};
+  const std::vector<std::string> said{machine::kOverRead, machine::kUntold, machine::kUnfilled,
+                                      kBarrier};
   expect_found<kOf16Bits>(Fault::kOneArrivalTooFew, said);
+  expect_found<kOfTwoConsumers>(Fault::kOneArrivalTooFew, said);
   expect_found<kOfBytes>(Fault::kOneArrivalTooFew, said);
 }
 TEST_F(BrokenLatent, one_release_is_forgotten) {
   expect_found<kOf16Bits>(Fault::kLostRelease, {kDeadlock});
+  expect_found<kOfTwoConsumers>(Fault::kLostRelease, {kDeadlock});
 }
 TEST_F(BrokenLatent, a_stage_is_full_before_the_last_copies) {
   const std::vector<std::string> said{machine::kUnfilled, machine::kUntold, kBarrier, kPhases,
                                       machine::kOverRead};
   expect_found<kOf16Bits>(Fault::kOneCopierTooFew, said);
+  expect_found<kOfTwoConsumers>(Fault::kOneCopierTooFew, said);
   expect_found<kOfBytes>(Fault::kOneCopierTooFew, said);
 }
 TEST_F(BrokenLatent, the_loader_waits_for_the_other_phase) {
   expect_found<kOf16Bits>(Fault::kProducerPhase, {kDeadlock});
+  expect_found<kOfTwoConsumers>(Fault::kProducerPhase, {kDeadlock});
   expect_found<kOfBytes>(Fault::kProducerPhase, {kDeadlock});
 }
 TEST_F(BrokenLatent, the_consumer_waits_for_the_other_phase) {
   const std::vector<std::string> said{machine::kUnfilled, machine::kUntold, kDeadlock};
   expect_found<kOf16Bits>(Fault::kConsumerPhase, said);
+  expect_found<kOfTwoConsumers>(Fault::kConsumerPhase, said);
   expect_found<kOfBytes>(Fault::kConsumerPhase, said);
 }
 TEST_F(BrokenLatent, products_read_without_a_fence) {
   expect_found<kOf16Bits>(Fault::kNoFence, {"no fence.proxy.async"});
+  expect_found<kOfTwoConsumers>(Fault::kNoFence, {"no fence.proxy.async"});
   expect_found<kOfBytes>(Fault::kNoFence, {"no fence.proxy.async"});
 }
 TEST_F(BrokenLatent, lanes_arrive_before_others_have_stored) {
@@ -217,6 +264,15 @@ TEST_F(BrokenLatent, raw_rows_are_read_before_they_arrive) {
 TEST_F(BrokenLatent, consuming_warps_do_not_meet) {
   expect_found<kOf16Bits>(Fault::kNoNamedBarrier, {machine::kUnfilled, machine::kUntold},
                           int(NamedBarrier::kRows));
+}
+TEST_F(BrokenLatent, two_consumers_do_not_meet) {
+  const std::vector<std::string> said{machine::kUnfilled, machine::kUntold, machine::kOverRead,
+                                      machine::kUnfenced, kDeadlock};
+  for (const int barrier : {int(NamedBarrier::kPingPong), int(NamedBarrier::kPingPong) + 1,
+                            int(NamedBarrier::kRows), int(NamedBarrier::kHelpers)}) {
+    SCOPED_TRACE(barrier);
+    expect_found<kOfTwoConsumers>(Fault::kNoNamedBarrier, said, barrier);
+  }
 }
 
 }  // namespace

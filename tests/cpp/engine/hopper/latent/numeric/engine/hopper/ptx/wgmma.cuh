@@ -75,39 +75,77 @@ float element_of(uint64_t descriptor, Major major, int kept, int summed) {
 
 inline void wgmma_fence() {}
 
-// d is 64 rows by 2 * Count columns of a warpgroup: warp w has rows 16 w to 16 w + 15.
+constexpr int kDepth = 16, kRows = 16;  // of a product, and of a warp's part of A
+
+// A lane's sums, and its registers of A.
+struct LaneOperands {
+  float* d;
+  const uint32_t* a;
+};
+
+// d is 64 rows by 2 * Count columns of a warpgroup: warp w has rows 16 w to 16 w + 15. a_of gives
+// (row of the warp, k) of A.
+template <Element E, Major B, int Count, class AOf>
+void multiply(const std::array<uint64_t, machine::kLanes>& lanes, const machine::Operand& a_operand,
+              const AOf& a_of, uint64_t b_desc, int add) {
+  float a[kRows][kDepth], b[2 * Count][kDepth];
+  for (int k = 0; k < kDepth; ++k) {
+    for (int row = 0; row < kRows; ++row) a[row][k] = a_of(row, k);
+    for (int n = 0; n < 2 * Count; ++n) b[n][k] = element_of<E>(b_desc, B, n, k);
+  }
+  const auto own_of = [&](int lane) {
+    return reinterpret_cast<const LaneOperands*>(lanes[size_t(lane)])->d;
+  };
+  std::vector<float> sums[machine::kLanes];
+  for (int lane = 0; lane < machine::kLanes; ++lane) {
+    const float* const own = own_of(lane);
+    const std::vector<float>* const late = late_sums_of_warp(lane).find(own_of(lane));
+    for (int i = 0; i < Count; ++i) {
+      const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      float sum = !add ? 0 : late != nullptr ? (*late)[size_t(i)] : own[i];
+      for (int k = 0; k < kDepth; ++k) sum += a[row][k] * b[column][k];
+      sums[lane].push_back(sum);
+    }
+  }
+  machine::multiply(own_of(0), Count, a_operand, {.descriptor = b_desc, .major = B}, add != 0);
+  for (int lane = 0; lane < machine::kLanes; ++lane) {
+    float* const own = own_of(lane);
+    if (lane > 0) std::fill(own, own + Count, __builtin_nanf(""));
+    late_sums_of_warp(lane).open[own] = std::move(sums[lane]);
+  }
+}
+
 template <Element E, Major A = Major::kK, Major B = Major::kK, int Count>
 void wgmma_m64k16_ss(float (&d)[Count], uint64_t a_desc, uint64_t b_desc, int add) {
-  constexpr int kDepth = 16, kRows = 16;
-  machine::together("wgmma", d, [=](const auto& lanes) {
-    float a[kRows][kDepth], b[2 * Count][kDepth];
+  LaneOperands mine{d, nullptr};
+  machine::together("wgmma", &mine, [=](const auto& lanes) {
     const int warp = int(threadIdx.x) / machine::kThreadsPerWarp % 4;
-    for (int k = 0; k < kDepth; ++k) {
-      for (int row = 0; row < kRows; ++row) {
-        a[row][k] = element_of<E>(a_desc, A, warp * kRows + row, k);
-      }
-      for (int n = 0; n < 2 * Count; ++n) b[n][k] = element_of<E>(b_desc, B, n, k);
-    }
-    std::vector<float> sums[machine::kLanes];
-    for (int lane = 0; lane < machine::kLanes; ++lane) {
-      float* const own = reinterpret_cast<float*>(lanes[size_t(lane)]);
-      const std::vector<float>* const late = late_sums_of_warp(lane).find(own);
-      for (int i = 0; i < Count; ++i) {
-        const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        float sum = !add ? 0 : late != nullptr ? (*late)[size_t(i)] : own[i];
-        for (int k = 0; k < kDepth; ++k) sum += a[row][k] * b[column][k];
-        sums[lane].push_back(sum);
-      }
-    }
-    machine::multiply(reinterpret_cast<float*>(lanes[0]), Count, {.descriptor = a_desc, .major = A},
-                      {.descriptor = b_desc, .major = B}, add != 0);
-    for (int lane = 0; lane < machine::kLanes; ++lane) {
-      float* const own = reinterpret_cast<float*>(lanes[size_t(lane)]);
-      if (lane > 0) std::fill(own, own + Count, __builtin_nanf(""));
-      late_sums_of_warp(lane).open[own] = std::move(sums[lane]);
-    }
+    const auto a = [&](int row, int k) { return element_of<E>(a_desc, A, warp * kRows + row, k); };
+    multiply<E, B, Count>(lanes, {.descriptor = a_desc, .major = A}, a, b_desc, add);
   });
 }
+
+// Register i of lane l has of A the neighbours 2 (l % 4) and one more of row l / 4; odd registers 8
+// rows below, the last two 8 columns on.
+template <Element E, Major B = Major::kMn, int Count>
+void wgmma_m64k16_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b_desc, int add) {
+  LaneOperands mine{d, a};
+  machine::together("wgmma", &mine, [=](const auto& lanes) {
+    const auto of = [&](int row, int k) {
+      const auto lane = size_t(row % 8 * 4 + k % 8 / 2);
+      const uint32_t pair =
+          reinterpret_cast<const LaneOperands*>(lanes[lane])->a[k / 8 * 2 + row / 8];
+      return cuda::widened<E>(uint16_t(pair >> k % 2 * 16));
+    };
+    multiply<E, B, Count>(lanes, {.in_registers = true}, of, b_desc, add);
+  });
+}
+
+// Products of e4m3, which no latent kernel has.
+template <int Count>
+void wgmma_m64k32_ss(float (&d)[Count], uint64_t a_desc, uint64_t b_desc, int add);
+template <int Count>
+void wgmma_m64k32_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b_desc, int add);
 
 inline void wgmma_commit_group() {
   machine::together("wgmma.commit_group", nullptr, [](const auto&) {
