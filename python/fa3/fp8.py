@@ -51,7 +51,7 @@ class Advice(NamedTuple):
 
 @takes_options()
 def advise(q, k, v, *, device=None, **options):
-    """Whether attention_fp8(q, k, v, **options) pays, as far as measurements tell.
+    """Whether attention_fp8() of the same arguments pays, as far as measurements tell.
 
     Args:
         q, k, v, device: as those of plan(): tensors of torch's device "meta" will do.

@@ -6,12 +6,6 @@
 
 #include "engine/hopper/latent/latent_params.h"
 
-// Whether more than 32 query rows of a 16-bit cache take kernels of 64 rows a CTA, which the
-// library does not have: docs/lab/mla.md says why.
-#ifndef FA3_LATENT_WIDE
-#define FA3_LATENT_WIDE 0
-#endif
-
 namespace fa3::hopper {
 
 struct LatentKernel {
@@ -20,8 +14,8 @@ struct LatentKernel {
   int smem_bytes = 0;
 };
 
-// rows: 16, 32, or with FA3_LATENT_WIDE 64 of a 16-bit cache; dtype, of queries: float16 or
-// bfloat16, which rows of bytes need.
+// rows: 16, 32, or 64 of a 16-bit cache; dtype, of queries: float16 or bfloat16, which rows of
+// bytes need.
 LatentKernel latent_kernel_of(int rows, int64_t head_dim, DType dtype, bool is_group128);
 
 // Queues the kernel that makes rows of parts, and writes packed rows that no sequence has.

@@ -67,10 +67,22 @@ int choose_splits(const MlaProblem& p, int tiles, int most_teams, int most_strea
   return int64_t{tiles} * 20 >= places * 19 ? 1 : 0;
 }
 
-// Query rows of a CTA, where a tile has `rows`.
-int rows_of_cta(const MlaProblem& p, int64_t rows) {
+// Blocks of keys and of 64 query rows, for each SM, from which CTAs of 64 rows are faster: between
+// 16 and 31, measured on an H200 (docs/lab/mla.md). Fewer are spread over more CTAs of 32. Tests
+// compile this file with 0.
+#ifndef FA3_LATENT_WIDE_BLOCKS
+#define FA3_LATENT_WIDE_BLOCKS 24
+#endif
+
+// Query rows of a CTA, where each of `sequences` has `rows`.
+int rows_of_cta(const MlaProblem& p, int64_t rows, int64_t sequences, int sms) {
+  constexpr int kWide = 64;
   if (rows <= 32) return rows <= 16 ? 16 : 32;
-  return FA3_LATENT_WIDE == 0 || is_group128(p.keys.cache) ? 32 : 64;
+  const int64_t blocks =
+      sequences * ceil_div(rows, kWide) * ceil_div(p.lengths_k.max, kLatentBlockKeys);
+  const bool is_wide =
+      !is_group128(p.keys.cache) && blocks >= int64_t{FA3_LATENT_WIDE_BLOCKS} * sms;
+  return is_wide && !p.batch_invariant ? kWide : 32;
 }
 
 }  // namespace
@@ -83,10 +95,10 @@ Status plan_latent(const MlaProblem& p, int sms, LatentPlan* plan) {
   params.heads = int(p.heads);
   params.page_size = int(p.keys.cache.page_size);
   const int64_t rows = p.sparse ? p.heads : p.lengths_q.max * p.heads;
-  params.rows_of_cta = rows_of_cta(p, rows);
+  const int64_t sequences = p.lengths_q.total == 0 ? 0 : p.sparse ? p.lengths_q.total : p.batch;
+  params.rows_of_cta = rows_of_cta(p, rows, sequences, sms);
   params.team_ctas = int(std::clamp<int64_t>(ceil_div(rows, params.rows_of_cta), 1, kMostTeamCtas));
   params.tiles_of_sequence = int(std::max<int64_t>(ceil_div(rows, params.rows_of_team()), 1));
-  const int64_t sequences = p.lengths_q.total == 0 ? 0 : p.sparse ? p.lengths_q.total : p.batch;
   params.tiles = int(sequences) * params.tiles_of_sequence;
   const int most_teams = std::max(sms / params.team_ctas, 1);
   params.splits = choose_splits(p, params.tiles, most_teams, most_stream_tiles(params.rows_of_cta));

@@ -124,6 +124,18 @@ TEST(LatentPlan, splits_keys_where_whole_tiles_leave_teams_idle) {
   EXPECT_EQ(planned(invariant).params.splits, 1);
 }
 
+TEST(LatentPlan, takes_64_rows_where_there_is_much_to_do_but_for_invariant_calls) {
+  EXPECT_EQ(planned(dense(1, 128, 4096)).params.rows_of_cta, 32);
+  EXPECT_EQ(planned(dense(1, 128, 1 << 17)).params.rows_of_cta, 64);
+  EXPECT_EQ(planned(dense(128, 128, 4096)).params.rows_of_cta, 64);
+  EXPECT_EQ(planned(dense(128, 32, 1 << 17)).params.rows_of_cta, 32);
+  for (const int64_t batch : {1, 128}) {
+    MlaProblem p = dense(batch, 128, 4096);
+    p.batch_invariant = true;
+    EXPECT_EQ(planned(p).params.rows_of_cta, 32);
+  }
+}
+
 TEST(LatentPlan, refuses_by_a_sentence_what_no_kernel_reads) {
   const auto refusal = [](auto&& change) {
     MlaProblem p = dense(1, 16, 64);
