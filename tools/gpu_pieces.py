@@ -102,7 +102,7 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
         "backward kernels with random delays": [
             [backward_disturbed, *rows_of(row)] for row in backward_rows
         ],
-        "latent kernels against float64": latent_calls(build),
+        "latent kernels against float64": latent_calls(build) + latent_calls(build, "_wide"),
         "latent kernels with random delays": latent_calls(build, "_disturbed"),
         "latent gradients against float64": latent_calls(build, "_gradients"),
         "latent gradients with random delays": latent_calls(build, "_gradients_disturbed"),
@@ -140,8 +140,11 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
         # racecheck does not follow the lanes that another arrives for (ptx/lanes.cuh).
         races = tool == "racecheck"
         program = every_lane if races else check
-        for pass_name, kind in (("latent", ""), ("latent gradients", "_gradients")):
-            kind += "_every_lane" if races else ""
+        for pass_name, pass_kind, all_rows in (
+            ("latent", "", "_wide"),
+            ("latent gradients", "_gradients", "_gradients"),
+        ):
+            kind = f"{pass_kind}_every_lane" if races else all_rows
             found[f"compute-sanitizer {tool}, {pass_name}"] = [
                 [*sanitizer, *command]
                 for command in latent_calls(build, kind, SANITIZED_LATENT_CALLS)

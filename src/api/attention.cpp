@@ -319,15 +319,15 @@ Status run(std::span<const fa3_quantize_params> params, Workspace workspace, voi
   const auto call = [&](const Started& started) -> Status {
     Together all;
     FA3_TRY(plan_together(params, &all));
-    const auto& [engine, plan, is_first] = all.choices[0];
-    started(*engine, plan.kernel);
+    const Choice& first = all.choices[0];
+    started(*first.engine, first.plan.kernel);
     void* memory = nullptr;
     const int64_t bytes = all.plan.workspace_bytes;
     if (bytes > 0) FA3_TRY(provide(params, all.problems[0].device, bytes, workspace, &memory));
     if (all.as_one) {
       const std::span<const QuantizeProblem> problems = all.problems;
-      return watch(problems, *engine, plan.kernel, bytes, stream,
-                   [&] { return engine->run_quantize_together(problems, memory, stream); });
+      return watch(problems, *first.engine, first.plan.kernel, bytes, stream,
+                   [&] { return first.engine->run_quantize_together(problems, memory, stream); });
     }
     for (size_t i = 0; i < params.size(); ++i) {
       const QuantizeProblem& problem = all.problems[i];
