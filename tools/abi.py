@@ -82,7 +82,8 @@ def facts(library: str) -> list[str]:
     prototypes = [f"function {words(line)}" for line in re.findall(r"FA3_API ([^;]*);", code)]
     types = re.findall(r"typedef ([^;{]*\(\*[^;]*);", code)
     prototypes += [f"function type {words(line)}" for line in types]
-    program = "#include <fa3/mla.h>\n#include <fa3/ring.h>\n#include <stdio.h>\nint main(void) {\n"
+    program = "".join(f"#include <fa3/{header.name}>\n" for header in HEADERS)
+    program += "#include <stdio.h>\nint main(void) {\n"
     program += "\n".join(questions(code)) + "\nreturn 0; }\n"
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder, "layout.c"), Path(folder, "layout")
