@@ -123,14 +123,17 @@ Status advise(const fa3_forward_params& params, fa3_advice* advice) {
   const Work work = work_of(p);
   const AttentionRates* const rates = rates_of(p);
   const double rows = numbers_of(params.q) / static_cast<double>(std::max<int64_t>(p.head_dim, 1));
-  if (rates == nullptr || !work.known || rows == 0) {
-    return say("no measurement of such a call; FP8 is not known to pay");
-  }
-  // Keys of a row, as a call with this mask and as many queries would have them.
+  const std::string unknown = "no measurement of such a call; FP8 is not known to pay";
+  if (rates == nullptr || !work.known || rows == 0) return say(unknown);
+  // Keys of a row, as a call with this mask and as many queries would have them. A causal mask
+  // alone hides half of them.
+  const bool is_triangle = rates->causal && p.mask.left == decltype(p.mask)::kUnbounded;
   const double seen = work.flops / (2 * static_cast<double>(p.head_dim + p.head_dim_v) * rows) *
-                      (rates->causal ? 2 : 1);
+                      (is_triangle ? 2 : 1);
   const double keys = std::min(std::round(seen), static_cast<double>(p.lengths_k.max));
-  advice->seconds = work.flops / rate_at(rates->wide, keys);
+  const double seconds = work.flops / rate_at(rates->wide, keys);
+  if (keys < static_cast<double>(kRateKeys[0]) || seconds < kLeastSeconds) return say(unknown);
+  advice->seconds = seconds;
   advice->seconds_fp8 = work.flops / rate_at(rates->fp8, keys) +
                         inputs * (size_of_item(params.q) + 1) / (1e12 * rates->quantizer);
   const bool pays = advice->seconds_fp8 < advice->seconds;

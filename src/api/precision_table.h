@@ -28,6 +28,9 @@ inline constexpr AttentionRates kAttentionRates[] = {
     {256, true, {568, 679, 750, 783, 811}, {665, 896, 1082, 1178, 1154}, 1.80},
 };
 
+// Shorter calls do not fill the GPU, or wait for memory: these rates do not say how long they take.
+inline constexpr double kLeastSeconds = 1e-4;
+
 // Relative errors of O on normal numbers: CPU engine, 1k and 4k tokens, head dims 64 to 256.
 inline constexpr double kErrorFloat16 = 2.1e-4, kErrorBfloat16 = 2.3e-3, kErrorFp8 = 4.7e-2;
 

@@ -13,8 +13,8 @@ TOKENS, WIDTH = 16384, 2048  # of the measurements
 
 
 def advise(keys, dim, queries=None, kv_heads=None, batch=None, dtype=torch.bfloat16, **options):
-    batch, heads = batch or max(TOKENS // keys, 1), WIDTH // dim
-    q = torch.empty(batch, queries or keys, heads, dim, dtype=dtype, device="meta")
+    batch, heads = batch or max(TOKENS // max(keys, 1), 1), WIDTH // dim
+    q = torch.empty(batch, keys if queries is None else queries, heads, dim, dtype=dtype, device="meta")
     k, v = (q.new_empty(batch, keys, kv_heads or heads, dim) for _ in range(2))
     return fa3.advise(q, k, v, device="cuda", **options)
 
@@ -58,6 +58,29 @@ def test_fewer_key_heads_are_quantized_sooner():
 def test_a_window_counts_as_the_keys_that_it_leaves():
     assert advise(16384, 256).precision == "fp8"
     assert advise(16384, 256, window=(256, 256)).precision == "bfloat16"
+
+
+def test_a_window_under_a_causal_mask_is_no_triangle():
+    advice = advise(16384, 256, window=(2047, 0))
+    assert "1920 keys" in advice.reason  # 2,048, but for the first rows
+    assert "16384 keys" in advise(16384, 256, causal=True).reason
+
+
+UNKNOWN = {
+    "no keys": {"keys": 0, "queries": 1024, "batch": 4},
+    "decoding": {"keys": 4096, "queries": 1, "batch": 64},
+    "one short call": {"keys": 1024, "batch": 1},
+    "short rows": {"keys": 512},
+    "a narrow window": {"keys": 16384, "window": (0, 0)},
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_was_not_measured_gets_no_times(case):
+    call = dict(UNKNOWN[case])
+    advice = advise(call.pop("keys"), 128, **call)
+    assert (advice.precision, advice.seconds, advice.seconds_fp8) == ("bfloat16", 0, 0)
+    assert advice.reason.startswith("no measurement of such a call")
 
 
 def test_one_query_is_never_worth_quantizing_a_cache():
