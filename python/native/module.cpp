@@ -268,15 +268,22 @@ PyObject* workspace(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return check(Pass::workspace_size(&params, &bytes)) ? PyLong_FromSize_t(bytes) : nullptr;
 }
 
-// forward_plan(...): the plan as text, or the reason why there is none. out and lse are None.
+// A forward's arguments without tensors to write, whose out and lse are None.
+bool read_question(PyObject* const* arguments, Py_ssize_t count, Borrowed* borrowed,
+                   fa3_forward_params* params) {
+  Reader read(arguments, count, borrowed);
+  fa3_forward_params_init(params);
+  Forward::read(&read, params);
+  if (!read.done()) return false;
+  describe_output(params);
+  return true;
+}
+
+// forward_plan(...): the plan as text, or the reason why there is none.
 PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
-  Reader read(arguments, count, &borrowed);
   fa3_forward_params params;
-  fa3_forward_params_init(&params);
-  Forward::read(&read, &params);
-  if (!read.done()) return nullptr;
-  describe_output(&params);
+  if (!read_question(arguments, count, &borrowed, &params)) return nullptr;
   size_t needed = 0;
   if (!check(fa3_forward_plan_text(&params, nullptr, 0, &needed))) return nullptr;
   std::string text(needed, '\0');
@@ -288,12 +295,8 @@ PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
 // bytes likewise, the reason.)
 PyObject* forward_advise(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
-  Reader read(arguments, count, &borrowed);
   fa3_forward_params params;
-  fa3_forward_params_init(&params);
-  Forward::read(&read, &params);
-  if (!read.done()) return nullptr;
-  describe_output(&params);
+  if (!read_question(arguments, count, &borrowed, &params)) return nullptr;
   fa3_advice found;
   if (!check(fa3_forward_advise(&params, &found))) return nullptr;
   return Py_BuildValue("(NddddLLs)", PyBool_FromLong(found.precision == FA3_FLOAT8_E4M3),
@@ -306,12 +309,8 @@ PyObject* forward_advise(PyObject*, PyObject* const* arguments, Py_ssize_t count
 // out of its tensors.
 PyObject* forward_validate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
-  Reader read(arguments, count, &borrowed);
   fa3_forward_params params;
-  fa3_forward_params_init(&params);
-  Forward::read(&read, &params);
-  if (!read.done()) return nullptr;
-  describe_output(&params);
+  if (!read_question(arguments, count, &borrowed, &params)) return nullptr;
   fa3_status status = FA3_OK;
   Py_BEGIN_ALLOW_THREADS;
   status = fa3_forward_validate(&params, borrowed.stream());

@@ -2,10 +2,12 @@
 // An array in device memory, and tensors over it, for checks that call launchers themselves.
 #pragma once
 
+#include <fa3/fa3.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <initializer_list>
 #include <vector>
 
 #include "engine/cuda/tile/tensor_span.h"
@@ -51,6 +53,18 @@ struct DeviceArray {
     return host;
   }
 };
+
+// Dense, of the C interface.
+inline fa3_tensor tensor_of(const void* data, int dtype, std::initializer_list<int64_t> shape) {
+  fa3_tensor t{};
+  t.data = const_cast<void*>(data);
+  t.dtype = dtype, t.device_type = FA3_CUDA, t.rank = int(shape.size());
+  int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    t.shape[i] = shape.begin()[i], t.stride[i] = stride, stride *= t.shape[i];
+  }
+  return t;
+}
 
 inline cuda::TensorSpan span_of(void* data, int batches, int rows, int heads, int columns) {
   return {data,

@@ -440,28 +440,18 @@ double time_of(const TimedShape& s, void* pool, int64_t pool_rows, int num_split
   const DeviceArray<uint16_t> o(size_t(s.batch * s.tokens * s.heads * kValues));
   fa3_mla_forward_params p;
   fa3_mla_forward_params_init(&p);
-  const auto on_gpu = [](const void* data, int dtype, std::initializer_list<int64_t> shape) {
-    fa3_tensor t{};
-    t.data = const_cast<void*>(data);
-    t.dtype = dtype, t.device_type = FA3_CUDA, t.rank = int(shape.size());
-    int64_t stride = 1;
-    for (int i = t.rank - 1; i >= 0; --i) {
-      t.shape[i] = shape.begin()[i], t.stride[i] = stride, stride *= t.shape[i];
-    }
-    return t;
-  };
-  p.q = on_gpu(pool, FA3_BFLOAT16, {s.batch, s.tokens, s.heads, 576});
-  p.o = on_gpu(o.data, FA3_BFLOAT16, {s.batch, s.tokens, s.heads, kValues});
-  p.cache.rows = on_gpu(pool, s.bytes ? FA3_FLOAT8_E4M3 : FA3_BFLOAT16,
-                        {pages, s.page_size, s.bytes ? kByteRow : 576});
+  p.q = tensor_of(pool, FA3_BFLOAT16, {s.batch, s.tokens, s.heads, 576});
+  p.o = tensor_of(o.data, FA3_BFLOAT16, {s.batch, s.tokens, s.heads, kValues});
+  p.cache.rows = tensor_of(pool, s.bytes ? FA3_FLOAT8_E4M3 : FA3_BFLOAT16,
+                           {pages, s.page_size, s.bytes ? kByteRow : 576});
   p.causal = s.top == 0;
   p.num_splits = num_splits;
-  if (s.top == 0) p.seqused_k = on_gpu(used.data, FA3_INT32, {s.batch});
+  if (s.top == 0) p.seqused_k = tensor_of(used.data, FA3_INT32, {s.batch});
   const auto at = [&](int64_t call) {
     if (s.top > 0) {
-      p.indices = on_gpu(entries.data + call * of_call, FA3_INT32, {s.batch, s.tokens, s.top});
+      p.indices = tensor_of(entries.data + call * of_call, FA3_INT32, {s.batch, s.tokens, s.top});
     } else {
-      p.page_table = on_gpu(entries.data + call * s.batch * each, FA3_INT32, {s.batch, each});
+      p.page_table = tensor_of(entries.data + call * s.batch * each, FA3_INT32, {s.batch, each});
     }
   };
   at(0);

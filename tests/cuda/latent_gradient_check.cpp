@@ -127,29 +127,19 @@ void time_shape(int64_t tokens, int64_t heads, int64_t top, int64_t rows, bool c
   }
   const DeviceArray<int32_t> indices(chosen);
   const DeviceArray<float> lse(size_t(tokens * heads));
-  const auto on_gpu = [](const void* data, int dtype, std::initializer_list<int64_t> shape) {
-    fa3_tensor t{};
-    t.data = const_cast<void*>(data);
-    t.dtype = dtype, t.device_type = FA3_CUDA, t.rank = int(shape.size());
-    int64_t stride = 1;
-    for (int i = t.rank - 1; i >= 0; --i) {
-      t.shape[i] = shape.begin()[i], t.stride[i] = stride, stride *= t.shape[i];
-    }
-    return t;
-  };
   fa3_mla_forward_params f;
   fa3_mla_forward_params_init(&f);
-  f.q = on_gpu(q.data, FA3_BFLOAT16, {tokens, heads, 576});
-  f.cache.rows = on_gpu(kv.data, FA3_BFLOAT16, {1, rows, 576});
-  f.indices = on_gpu(indices.data, FA3_INT32, {tokens, top});
-  f.o = on_gpu(o.data, FA3_BFLOAT16, {tokens, heads, 512});
-  f.lse = on_gpu(lse.data, FA3_FLOAT32, {heads, tokens});
+  f.q = tensor_of(q.data, FA3_BFLOAT16, {tokens, heads, 576});
+  f.cache.rows = tensor_of(kv.data, FA3_BFLOAT16, {1, rows, 576});
+  f.indices = tensor_of(indices.data, FA3_INT32, {tokens, top});
+  f.o = tensor_of(o.data, FA3_BFLOAT16, {tokens, heads, 512});
+  f.lse = tensor_of(lse.data, FA3_FLOAT32, {heads, tokens});
   fa3_mla_backward_params b;
   fa3_mla_backward_params_init(&b);
   b.q = f.q, b.cache = f.cache.rows, b.indices = f.indices, b.o = f.o, b.lse = f.lse;
-  b.d_o = on_gpu(d_o.data, FA3_BFLOAT16, {tokens, heads, 512});
-  b.dq = on_gpu(dq.data, FA3_BFLOAT16, {tokens, heads, 576});
-  b.d_cache = on_gpu(d_kv.data, FA3_BFLOAT16, {1, rows, 576});
+  b.d_o = tensor_of(d_o.data, FA3_BFLOAT16, {tokens, heads, 512});
+  b.dq = tensor_of(dq.data, FA3_BFLOAT16, {tokens, heads, 576});
+  b.d_cache = tensor_of(d_kv.data, FA3_BFLOAT16, {1, rows, 576});
   size_t bytes = 0;
   if (fa3_mla_forward_workspace_size(&f, &bytes) != FA3_OK) bytes = 0;
   const DeviceArray<unsigned char> of_forward(bytes);

@@ -4,13 +4,14 @@
 // Memory ends with the tensors, and rows that no valid index names are NaN: gradient_call.h.
 #include <gtest/gtest.h>
 
-#include "contract/fixture.h"
+#include "contract/calls/latent_fixture.h"
 #include "support/latent/gradient_call.h"
 
 namespace fa3::test {
 namespace {
 
-class LatentGradients : public EngineTest {
+class LatentGradients : public LatentCalls<GradientCall, GradientCase, fa3_mla_backward_supported,
+                                           fa3_mla_backward_workspace_size, fa3_mla_backward> {
  protected:
   // In both types of 16 bits.
   void expect_right(GradientCase c) {
@@ -20,36 +21,6 @@ class LatentGradients : public EngineTest {
       ++c.seed;
     }
   }
-
-  std::string run(const GradientCase& c) {
-    GradientCall call(c, engine().memory);
-    fa3_mla_backward_params params = call.params();
-    params.engine = engine().id;
-    const fa3_status asked = fa3_mla_backward_supported(&params);
-    if (asked == FA3_UNSUPPORTED) {
-      reason_ = fa3_last_error();
-      leave_out(reason_);
-      return "";
-    }
-    ++done_;
-    size_t bytes = 0;
-    if (asked != FA3_OK || fa3_mla_backward_workspace_size(&params, &bytes) != FA3_OK) {
-      return fa3_last_error();
-    }
-    GuardedMemory workspace(engine().memory, bytes, 256);  // of NaN
-    if (fa3_mla_backward(&params, workspace.data(), bytes, nullptr) != FA3_OK) {
-      return fa3_last_error();
-    }
-    return call.compare();
-  }
-
-  void TearDown() override {
-    if (done_ == 0) GTEST_SKIP() << engine().name << ": " << reason_;
-  }
-
- private:
-  int done_ = 0;
-  std::string reason_;
 };
 FA3_FOR_EVERY_ENGINE(LatentGradients);
 

@@ -6,13 +6,14 @@
 
 #include <algorithm>
 
-#include "contract/fixture.h"
+#include "contract/calls/latent_fixture.h"
 #include "support/latent/latent_call.h"
 
 namespace fa3::test {
 namespace {
 
-class Latent : public EngineTest {
+class Latent : public LatentCalls<LatentCall, LatentCase, fa3_mla_forward_supported,
+                                  fa3_mla_forward_workspace_size, fa3_mla_forward> {
  protected:
   // With rows of 16 bits in both types, and with those of 656 bytes.
   void expect_right(LatentCase c) {
@@ -25,36 +26,6 @@ class Latent : public EngineTest {
       ++c.seed;
     }
   }
-
-  std::string run(const LatentCase& c) {
-    LatentCall call(c, engine().memory);
-    fa3_mla_forward_params params = call.params();
-    params.engine = engine().id;
-    const fa3_status asked = fa3_mla_forward_supported(&params);
-    if (asked == FA3_UNSUPPORTED) {
-      reason_ = fa3_last_error();
-      leave_out(reason_);
-      return "";
-    }
-    ++done_;
-    size_t bytes = 0;
-    if (asked != FA3_OK || fa3_mla_forward_workspace_size(&params, &bytes) != FA3_OK) {
-      return fa3_last_error();
-    }
-    GuardedMemory workspace(engine().memory, bytes, 256);  // of NaN
-    if (fa3_mla_forward(&params, workspace.data(), bytes, nullptr) != FA3_OK) {
-      return fa3_last_error();
-    }
-    return call.compare();
-  }
-
-  void TearDown() override {
-    if (done_ == 0) GTEST_SKIP() << engine().name << ": " << reason_;
-  }
-
- private:
-  int done_ = 0;
-  std::string reason_;
 };
 FA3_FOR_EVERY_ENGINE(Latent);
 
@@ -165,7 +136,8 @@ TEST_P(Latent, more_sequences_than_a_stream_counts) {
 }
 
 // Through fa3_forward(), which knows rows of 16 bits in several heads.
-class LatentHeads : public EngineTest {};
+class LatentHeads : public LatentCalls<LatentCall, LatentCase, fa3_mla_forward_supported,
+                                       fa3_mla_forward_workspace_size, fa3_mla_forward> {};
 FA3_FOR_EVERY_ENGINE(LatentHeads);
 
 TEST_P(LatentHeads, several) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "support/memory/guarded_memory.h"
+#include "support/latent/numbers.h"
 
 namespace fa3::test {
 
@@ -36,7 +36,7 @@ struct GradientCase {
 
 std::string describe(const GradientCase& c);
 
-class GradientCall {
+class GradientCall : PlacedTensors {
  public:
   GradientCall(const GradientCase& call, fa3_device_type memory);
 
@@ -55,8 +55,6 @@ class GradientCall {
   void describe_params(fa3_device_type memory);
   std::string compare_all(const char* what, const std::vector<double>& right,
                           const std::vector<double>& found, const std::vector<bool>& counts);
-  fa3_tensor place(const void* host, size_t bytes, int32_t dtype, std::vector<int64_t> shape,
-                   std::vector<int64_t> stride, fa3_device_type memory);
 
   const GradientCase c_;
   const double scale_;
@@ -66,8 +64,7 @@ class GradientCall {
   std::vector<float> sink_, lse_, d_lse_;
   std::vector<double> dq_, d_cache_, dsink_;  // as they should be; d_cache without gaps
   std::vector<bool> has_keys_, is_named_;     // queries; rows of the cache
-  std::vector<GuardedMemory> memory_;
-  size_t first_output_ = 0;  // of memory_
+  size_t first_output_ = 0;                   // of memory_
   double error_ = 0;
   fa3_mla_backward_params params_;
 };

@@ -206,20 +206,6 @@ std::vector<int64_t> LatentCall::slots_of(const Query& query) const {
   return slots_seen;
 }
 
-fa3_tensor LatentCall::place(const void* host, size_t bytes, int32_t dtype,
-                             std::vector<int64_t> shape, std::vector<int64_t> stride,
-                             fa3_device_type memory) {
-  constexpr size_t kAlignment = 16;
-  GuardedMemory& placed = memory_.emplace_back(memory, bytes, kAlignment);
-  if (host != nullptr) placed.write(host, bytes);
-  fa3_tensor t{};
-  t.data = placed.data();
-  t.dtype = dtype, t.device_type = memory, t.rank = int32_t(shape.size());
-  std::copy(shape.begin(), shape.end(), t.shape);
-  std::copy(stride.begin(), stride.end(), t.stride);
-  return t;
-}
-
 void LatentCall::describe_params(fa3_device_type memory) {
   fa3_mla_forward_params& p = params_;
   fa3_mla_forward_params_init(&p);

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "support/memory/guarded_memory.h"
+#include "support/latent/numbers.h"
 
 namespace fa3::test {
 
@@ -40,7 +40,7 @@ struct LatentCase {
 
 std::string describe(const LatentCase& c);
 
-class LatentCall {
+class LatentCall : PlacedTensors {
  public:
   LatentCall(const LatentCase& call, fa3_device_type memory);
 
@@ -73,8 +73,6 @@ class LatentCall {
                   const std::vector<std::vector<double>>& keys) const;
   std::string compare_row(const Query& query, int64_t head, const Expected& expected);
   double output(int64_t row, int64_t head, int64_t c) const;
-  fa3_tensor place(const void* host, size_t bytes, int32_t dtype, std::vector<int64_t> shape,
-                   std::vector<int64_t> stride, fa3_device_type memory);
 
   const LatentCase c_;
   int64_t query_rows_ = 0, pages_ = 0, entries_ = 0;  // entries: of a sequence in the page table
@@ -85,7 +83,6 @@ class LatentCall {
   std::vector<uint16_t> rope_, q_, q_rope_;
   std::vector<int32_t> table_, starts_, indices_, counts_;
   std::vector<float> sink_;
-  std::vector<GuardedMemory> memory_;
   std::vector<std::byte> o_, lse_, max_;  // as fetched
   size_t first_output_ = 0;               // of memory_
   fa3_mla_forward_params params_;
