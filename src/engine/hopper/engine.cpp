@@ -4,7 +4,6 @@
 #include "core/macros.h"
 #include "engine/cuda/engine_parts.h"
 #include "engine/cuda/kernels/kernels.h"
-#include "engine/hopper/latent/backward/plan_latent_backward.h"
 #include "engine/hopper/latent/plan_latent.h"
 #include "engine/hopper/latent_view.h"
 #include "engine/hopper/launch/run.h"

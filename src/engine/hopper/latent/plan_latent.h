@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding from a latent cache: what runs, and how it is queued.
+// Attention to a latent cache and its gradients: what runs, and how it is queued.
 #pragma once
 
 #include <fa3/status.h>
@@ -18,6 +18,10 @@ struct LatentPlan {
 
 Status plan_mla(const MlaProblem& problem, Plan* plan);
 Status run_mla(const MlaProblem& problem, const Plan& plan, void* workspace, void* stream);
+
+Status plan_mla_backward(const MlaBackwardProblem& problem, Plan* plan);
+Status run_mla_backward(const MlaBackwardProblem& problem, const Plan& plan, void* workspace,
+                        void* stream);
 
 // Asks no device: `sms` is its number of SMs.
 Status plan_latent(const MlaProblem& problem, int sms, LatentPlan* plan);

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/latent/backward/latent_backward_kernel.h"
-
 #include "engine/hopper/latent/backward/latent_backward_kernel.cuh"
 
 namespace fa3::hopper {

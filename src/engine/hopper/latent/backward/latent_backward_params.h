@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One launch of the latent backward, and how the cache's gradient lies while it is summed. Next:
-// latent_backward_kernel.cuh.
+// One launch of the latent backward, how the cache's gradient lies while it is summed, and the
+// kernels that this build has. Next: latent_backward_kernel.cuh.
 #pragma once
+
+#include <cuda_runtime_api.h>
 
 #include "core/latent.h"
 #include "core/macros.h"
@@ -35,5 +37,17 @@ FA3_HD constexpr int column_of_sum(int place) {
   const int lane = place % 16 / 4, pair = place % 4 / 2;
   return place / 16 * 16 + pair * 8 + lane * 2 + place % 2;
 }
+
+struct LatentBackwardKernel {
+  const void* function = nullptr;
+  int threads = 0;
+  int smem_bytes = 0;
+};
+
+// dtype: float16 or bfloat16.
+LatentBackwardKernel latent_backward_kernel_of(int64_t head_dim, DType dtype);
+
+// Queues the kernel that writes d_cache from the sums.
+cudaError_t store_cache_gradient(const LatentBackwardParams& params, cudaStream_t stream);
 
 }  // namespace fa3::hopper

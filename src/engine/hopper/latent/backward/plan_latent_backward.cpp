@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/latent/backward/plan_latent_backward.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -13,7 +11,9 @@
 #include "engine/cuda/kernels/kernels.h"
 #include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/engine.h"
+#include "engine/hopper/latent/backward/latent_backward_params.h"
 #include "engine/hopper/latent/check_alignment.h"
+#include "engine/hopper/latent/plan_latent.h"
 
 namespace fa3::hopper {
 namespace {

@@ -4,7 +4,7 @@
 #include "core/ceil_div.h"
 #include "engine/cuda/host/launch.h"
 #include "engine/cuda/ptx/instructions.cuh"
-#include "engine/hopper/latent/backward/latent_backward_kernel.h"
+#include "engine/hopper/latent/backward/latent_backward_params.h"
 
 namespace fa3::hopper {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "api/describe/describe_mla.h"
 #include "engine/hopper/latent/backward/latent_backward_kernel.cu"
-#include "engine/hopper/latent/backward/plan_latent_backward.h"
 #include "engine/hopper/latent/backward/store_cache_gradient.cu"
+#include "engine/hopper/latent/plan_latent.h"
 #include "many_orders.h"
 #include "runtime.h"
 #include "support/latent/gradient_call.h"
