@@ -110,7 +110,10 @@ __device__ __forceinline__ void after_guard_fired(Consumer<C>& c, ThreadTile<C>&
   if (can_rescale_after_guard(result)) {
     rescale_after_guard<ScoresOf<C>>(r.scores, r.rows, result);
     c.sum.rescale(r, result);
+    // The block's P have been multiplied twice where one factor is too small for a float.
+    static_cast<SeenLogits<C>&>(r) = seen;
     LogitsOf<C>::rescale(r, result.rescale);
+    LogitsOf<C>::see_weights(r);
     c.sum.template pack<0, early_p(C)>(r);
   } else {
     result.block_sum[0] = result.block_sum[1] = 0.0f;
