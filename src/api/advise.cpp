@@ -124,7 +124,9 @@ Status advise(const fa3_forward_params& params, fa3_advice* advice) {
   const AttentionRates* const rates = rates_of(p);
   const double rows = numbers_of(params.q) / static_cast<double>(std::max<int64_t>(p.head_dim, 1));
   const std::string unknown = "no measurement of such a call; FP8 is not known to pay";
-  if (rates == nullptr || !work.known || rows == 0) return say(unknown);
+  const bool was_measured =
+      size_of(p.dtype) == 2 && !p.key_places.paged() && p.softcap == 0 && !p.gate.on && !p.max_logit.on;
+  if (rates == nullptr || !was_measured || !work.known || rows == 0) return say(unknown);
   // Keys of a row, as a call with this mask and as many queries would have them. A causal mask
   // alone hides half of them.
   const bool is_triangle = rates->causal && p.mask.left == decltype(p.mask)::kUnbounded;

@@ -13,11 +13,6 @@
 namespace fa3::cuda {
 namespace {
 
-bool is_vectors(const Operand& x, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(x.data) % uintptr_t(bytes) == 0 && x.batch_stride % 8 == 0 &&
-         x.row_stride % 8 == 0 && x.head_stride % 8 == 0;
-}
-
 bool has_kernel(int64_t dim) {
   return dim == 64 || dim == 96 || dim == 128 || dim == 192 || dim == 256;
 }
@@ -90,8 +85,7 @@ Status plan_quantize_together(std::span<const QuantizeProblem> problems, Plan* p
     const bool fits = p.x.dtype == first.x.dtype && p.x.dtype != DType::float32 &&
                       p.head_dim == first.head_dim && has_kernel(p.head_dim) && p.rotary.dim == 0 &&
                       p.descale.scaling == Scaling::per_block &&
-                      p.num_descale_blocks == blocks_of(p) && is_vectors(p.x, 16) &&
-                      (p.y_transposed.on || is_vectors(p.y, 8)) &&
+                      p.num_descale_blocks == blocks_of(p) &&
                       capped_product(p.batch, p.heads, blocks_of(p)) < kMostCtas / 8;
     if (!fits) return unsupported("tensors that are quantized one by one");
     if (p.centred && (reinterpret_cast<uintptr_t>(p.mean.data) % 16 != 0 ||

@@ -35,7 +35,10 @@ LatentKernel of_head_dim(int64_t head_dim, DType dtype, bool is_group128) {
 }  // namespace
 
 LatentKernel latent_kernel_of(int rows, int64_t head_dim, DType dtype, bool is_group128) {
-  if (rows == 64) return of_head_dim<64>(head_dim, dtype, is_group128);
+  if (rows == 64) {
+    if (is_group128) return {};
+    return of_head_dim<64>(head_dim, dtype, false);
+  }
   return rows == 16 ? of_head_dim<16>(head_dim, dtype, is_group128)
                     : of_head_dim<32>(head_dim, dtype, is_group128);
 }

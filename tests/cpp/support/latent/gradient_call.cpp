@@ -69,7 +69,8 @@ void GradientCall::fill() {
   for (int64_t i = 0; i < each; ++i) d_lse_.push_back(float(random.normal()));
   for (int64_t h = 0; h < c_.heads; ++h) {
     const double sinks[] = {random.normal(), -kInfinity, kInfinity, 1e4, -1e4, 3 * random.normal()};
-    sink_.push_back(float(sinks[random.below(6)]));
+    const auto drawn = float(sinks[random.below(6)]);
+    sink_.push_back(c_.all_sinks != 0 ? c_.all_sinks : drawn);
   }
   const int32_t nowhere[] = {-1, INT_MIN, INT_MAX, int32_t(slots()), 2147480000};
   for (int64_t query = 0; query < c_.queries(); ++query) {
@@ -228,7 +229,10 @@ std::string GradientCall::compare() {
     return all;
   };
   error_ = 0;
-  if (std::string said = compare_all("dq", dq_, numbers(0, params_.dq.dtype), has_keys_);
+  // Of dS and of P; a sink far above leaves that little of both.
+  const double of_scores = scale_ * 20 * std::exp(-c_.all_sinks);
+  const double of_weights = std::max(of_scores, std::exp(-double{c_.all_sinks}));
+  if (std::string said = compare_all("dq", dq_, numbers(0, params_.dq.dtype), has_keys_, of_scores);
       !said.empty()) {
     return said;
   }
@@ -239,18 +243,21 @@ std::string GradientCall::compare() {
     if (in_gap && !std::isnan(padded[i])) return "d_cache: wrote between pages";
     if (!in_gap) found.push_back(padded[i]);
   }
-  if (std::string said = compare_all("d_cache", d_cache_, found, is_named_); !said.empty())
+  if (std::string said = compare_all("d_cache", d_cache_, found, is_named_, of_weights);
+      !said.empty()) {
     return said;
-  return c_.sink ? compare_all("dsink", dsink_, numbers(2, FA3_FLOAT32), {true}) : "";
+  }
+  return c_.sink ? compare_all("dsink", dsink_, numbers(2, FA3_FLOAT32), {true}, 1) : "";
 }
 
-// Errors of 16 bits: of P, dS and O. Where dS nearly cancels, those of its two terms are left. What
-// does not count, queries without keys and rows that nobody names, is 0.
+// Errors of 16 bits: of P, dS and O. Where dS nearly cancels, those of its two terms are left,
+// whose gradients `size` is in proportion to. What does not count, queries without keys and rows
+// that nobody names, is 0.
 std::string GradientCall::compare_all(const char* what, const std::vector<double>& right,
                                       const std::vector<double>& found,
-                                      const std::vector<bool>& counts) {
+                                      const std::vector<bool>& counts, double size) {
   constexpr double kMostRmse = 0.01, kMost = 0.04;
-  const double least = 0.1 * c_.of_d_o * std::max(1.0f, c_.spread) * std::max(1.0, scale_ * 20);
+  const double least = 0.1 * c_.of_d_o * std::max(1.0f, c_.spread) * size;
   double squares = 0, errors = 0, largest = 0;
   for (const double x : right) {
     squares += x * x;
@@ -269,8 +276,8 @@ std::string GradientCall::compare_all(const char* what, const std::vector<double
     errors += error * error;
   }
   if (right.empty()) return "";
-  const double size = std::sqrt(squares / double(right.size())) + least;
-  const double rmse = std::sqrt(errors / double(right.size())) / size;
+  const double whole = std::sqrt(squares / double(right.size())) + least;
+  const double rmse = std::sqrt(errors / double(right.size())) / whole;
   error_ = std::max(error_, rmse);
   return rmse <= kMostRmse ? ""
                            : std::string(what) + ": a relative RMSE of " + std::to_string(rmse);

@@ -25,10 +25,11 @@ struct GradientCase {
   bool has_count = false;  // of each query
   bool one_row = false;    // is all that indices name
   bool sink = false, lse_with_sink = true, has_d_lse = false;
-  bool wide = false;  // dq and d_cache in float32
-  float scale = 0;    // 0: dim^-0.5
-  float spread = 1;   // of q
-  float of_d_o = 1;   // spread of d_o
+  float all_sinks = 0;  // not 0: of all heads, far above the scores
+  bool wide = false;    // dq and d_cache in float32
+  float scale = 0;      // 0: dim^-0.5
+  float spread = 1;     // of q
+  float of_d_o = 1;     // spread of d_o
   uint64_t seed = 1;
 
   int64_t queries() const { return (batch == 0 ? 1 : batch) * tokens; }
@@ -54,7 +55,8 @@ class GradientCall : PlacedTensors {
   void compute(int64_t query, int64_t head);
   void describe_params(fa3_device_type memory);
   std::string compare_all(const char* what, const std::vector<double>& right,
-                          const std::vector<double>& found, const std::vector<bool>& counts);
+                          const std::vector<double>& found, const std::vector<bool>& counts,
+                          double size);
 
   const GradientCase c_;
   const double scale_;

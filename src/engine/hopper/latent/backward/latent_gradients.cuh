@@ -195,7 +195,7 @@ class LatentGradients {
     const bool sees_nothing = lse == -kInfinity;
     const float share = p.sink == nullptr || p.lse_with_sink || !exists
                             ? 1.0f
-                            : 1.0f - sink_weight(p.sink[at.head], lse);
+                            : share_of_keys(p.sink[at.head], lse);
     // Where the LSE is -inf its gradient may be anything.
     const float d_lse = exists && !sees_nothing ? gradient_of_lse(at) : 0.0f;
     smem_.lse_log2[row] = sees_nothing ? 0.0f : lse * kLog2E;
@@ -207,6 +207,14 @@ class LatentGradients {
   __device__ __forceinline__ float gradient_of_lse(const ResultRow& at) const {
     const RowScalars& d_lse = params_.problem.d_lse;
     return d_lse.data != nullptr ? *at.of(d_lse) : 0.0f;
+  }
+
+  // Of a softmax with the sink; lse: without it. Not 1 - sink_weight(), which a sink far above
+  // leaves no digits of.
+  static __device__ __forceinline__ float share_of_keys(float sink, float lse) {
+    if (isnan(sink)) return sink;
+    if (isinf(sink)) return sink > 0 ? 0.0f : 1.0f;
+    return 1.0f / (1.0f + expf(sink - lse));
   }
 
   // The sink's share of the softmax.

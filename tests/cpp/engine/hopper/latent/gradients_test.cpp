@@ -101,10 +101,26 @@ TEST_F(LatentGradients, sinks_and_gradients_of_the_lse) {
   }
 }
 
+TEST_F(LatentGradients, a_sink_far_above_leaves_the_digits_of_what_it_leaves) {
+  for (const float sink : {12.0f, 25.0f}) {
+    expect_right({.heads = 3,
+                  .top = 40,
+                  .sink = true,
+                  .lse_with_sink = false,
+                  .all_sinks = sink,
+                  .wide = true});
+  }
+}
+
 // Gradients of 1e-4 and large scales are near the ends of float16.
 TEST_F(LatentGradients, both_types_and_head_dims_at_any_scale) {
   expect_right({.dtype = FA3_FLOAT16, .dim = 512, .heads = 9, .top = 90, .wide = true});
-  expect_right({.dtype = FA3_FLOAT16, .heads = 9, .top = 90, .scale = 0.002f, .of_d_o = 1e-4f});
+  expect_right({.dtype = FA3_FLOAT16,
+                .heads = 9,
+                .top = 90,
+                .wide = true,  // float16 has no such numbers
+                .scale = 0.002f,
+                .of_d_o = 1e-4f});
   expect_right({.dim = 512, .heads = 9, .top = 90, .wide = true, .scale = 0.5f, .spread = 4});
 }
 
