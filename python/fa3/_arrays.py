@@ -61,6 +61,11 @@ def is_meta(array):
     return is_torch(array) and array.is_meta
 
 
+def is_fake(array):
+    """A tensor of a tracer, without memory."""
+    return is_torch(array) and sys.modules["torch"]._subclasses.fake_tensor.is_fake(array)
+
+
 def question_view(array, name, device=None):
     """view() for questions, which read no memory: torch's meta tensors are described.
 

@@ -32,10 +32,12 @@ def quantize_together(calls):
     try:
         _native.quantize_together(lender(next(iter(calls.values()))[0]), *flat)
     except (InvalidArgument, Unsupported) as error:
-        found = re.match(r"params\[(\d)]\.(x\b)?", str(error))
+        found = re.match(r"params\[(\d)]\.(x\b|cu_seqlens\b|seqused\b|max_seqlen\b)?", str(error))
         if found is None:
             raise
-        name = list(calls)[int(found[1])] if found[2] else ""
+        at, word = int(found[1]), found[2] or ""
+        of_lengths = word + ("_k" if at > 0 else "_q") if word else ""
+        name = list(calls)[at] if word == "x" else of_lengths
         raise type(error)(name + str(error)[found.end() :]) from None
 
 

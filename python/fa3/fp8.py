@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3 import _backends, _native
-from fa3._arrays import empty, is_meta, is_torch, question_view, shape_of, type_of
+from fa3._arrays import empty, is_fake, is_meta, is_torch, question_view, shape_of, type_of
 from fa3._options import OF_FORWARD, instead_of, takes_options
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.ops import attention, question, torch_backend
-from fa3.quantization import quantize_together, signed
+from fa3.quantization import quantize_together, refuse_other_scaling, signed
 
 SET_HERE = {"q_descale", "k_descale", "v_descale", "k_mean", "v_mean", "v_transposed"}
 NOT_TOGETHER = {  # and what to do instead
@@ -92,7 +92,7 @@ def attention_fp8(
     Args:
         q, k, v, out: as those of attention(); a new out has q's dtype.
         precision: "fp8", or "auto": attention() in q's type where advise() does not expect FP8 to
-            take less time. Not in compiled programs.
+            take less time. Not in compiled programs, and not under torch.func.
         scaling: what shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
             the whole "tensor".
         hadamard: spread outliers of q and k over their channels, by random signs of `seed`.
@@ -116,6 +116,8 @@ def attention_fp8(
     if precision not in PRECISIONS:
         expected = ", ".join(PRECISIONS)
         raise InvalidArgument(f"precision: expected one of {expected}, got {precision!r}")
+    refuse_other_scaling(scaling)
+    seed = signed(seed)
     inputs, learns = (q, k, v), False
     if all(map(is_torch, inputs)):
         backend = torch_backend()
@@ -124,16 +126,14 @@ def attention_fp8(
         backend.refuse_numbers_that_learn(**numbers)
         # torch.func records by levels, which one tensor's requires_grad does not tell.
         learns = backend.needs_gradient(*inputs, *given.values(), out) or is_transformed(q)
-        if learns:
-            refuse_without_gradient(given, out)
-            for name, x in (("k", k), ("v", v)):
-                if x.dtype != q.dtype:
-                    raise InvalidArgument(
-                        f"{name}: expected the type of q, {q.dtype}, got {x.dtype}"
-                    )
-            q, k, v = (x.detach() for x in inputs)
-    if precision == "auto" and not pays(q, k, v, given):
+    if precision == "auto" and not pays(q, k, v, given, learns):
         return attention(*inputs, out=out, **given)
+    if learns:
+        refuse_without_gradient(given, out)
+        for name, x in (("k", k), ("v", v)):
+            if x.dtype != q.dtype:
+                raise InvalidArgument(f"{name}: expected the type of q, {q.dtype}, got {x.dtype}")
+        q, k, v = (x.detach() for x in inputs)
     lengths = {
         side: {
             "cu_seqlens": given.get(f"cu_seqlens_{side}"),
@@ -149,7 +149,7 @@ def attention_fp8(
     how = {"scaling": scaling, "center": center, "transposed": transposed, **turned, **run}
     q8, k8, v8 = quantize_together(q, k, v, lengths=lengths, **how)
     if learns:
-        how = {"hadamard": hadamard, "seed": signed(seed), "saves_quantized": saves_quantized}
+        how = {"hadamard": hadamard, "seed": seed, "saves_quantized": saves_quantized}
         result = backend.attend_fp8(inputs, (q8, k8, v8), how | {"v_transposed": transposed}, given)
     else:
         result = attend(q, v, (q8, k8, v8), transposed, out, given)
@@ -161,14 +161,17 @@ def attention_fp8(
 _backends.attention_fp8 = attention_fp8
 
 
-def pays(q, k, v, options):
-    if is_compiled(q):
+def pays(q, k, v, options, learns):
+    if is_compiled(q) or is_transformed(q) or is_fake(q):
         raise Unsupported(
-            "precision: expected 'fp8' in a compiled program; ask fa3.advise before and compile "
-            "what it says"
+            "precision: expected 'fp8' in a compiled program and under torch.func; ask fa3.advise "
+            "before and call what it says"
         )
-    given = {name: x for name, x in options.items() if name in OF_FORWARD}
-    return advise(q, k, v, **given).precision == "fp8"
+    # Attention in 16 bits has max logits beside gradients.
+    if learns and options.get("return_max_logit"):
+        return False
+    given = {name: detached(x) for name, x in options.items() if name in OF_FORWARD}
+    return advise(*map(detached, (q, k, v)), **given).precision == "fp8"
 
 
 def attend(q, v, quantized, transposed, out, options):

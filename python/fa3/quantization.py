@@ -75,8 +75,7 @@ def quantize(
 
     Raises what attention() raises.
     """
-    if scaling not in SCALINGS:
-        raise InvalidArgument(f"scaling: expected one of {', '.join(SCALINGS)}, got {scaling!r}")
+    refuse_other_scaling(scaling)
     if rotary is None:
         cos = sin = None
     else:
@@ -116,7 +115,7 @@ def quantize_together(
     turned = {"hadamard": hadamard, "seed": seed}
     common = {"scaling": scaling, "engine": engine, "num_threads": num_threads}
     of_q, of_k = lengths["q"], lengths["k"]
-    if not all(map(is_torch, (q, k, v))) or scaling not in SCALINGS:
+    if not all(map(is_torch, (q, k, v))):
         return (
             named("q", quantize, q, **common, **turned, **of_q),
             named("k", quantize, k, center=center, **common, **turned, **of_k),
@@ -130,8 +129,13 @@ def quantize_together(
         options += in_int32(cu_seqlens), in_int32(each["seqused"]), longest_of
     options += transposed, engine_id(engine), num_threads
     backend = torch_backend()
-    found = backend.quantize_together(q, k, v, scaling, center, hadamard, signed(seed), *options)
+    found = backend.quantize_together(q, k, v, scaling, center, hadamard, seed, *options)
     return tuple(Quantized(*each) for each in found)
+
+
+def refuse_other_scaling(scaling):
+    if scaling not in SCALINGS:
+        raise InvalidArgument(f"scaling: expected one of {', '.join(SCALINGS)}, got {scaling!r}")
 
 
 def named(name, call, x, **options):

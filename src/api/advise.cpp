@@ -124,8 +124,11 @@ Status advise(const fa3_forward_params& params, fa3_advice* advice) {
   const AttentionRates* const rates = rates_of(p);
   const double rows = numbers_of(params.q) / static_cast<double>(std::max<int64_t>(p.head_dim, 1));
   const std::string unknown = "no measurement of such a call; FP8 is not known to pay";
-  const bool was_measured =
-      size_of(p.dtype) == 2 && !p.key_places.paged() && p.softcap == 0 && !p.gate.on && !p.max_logit.on;
+  const bool is_hopper = p.engine == FA3_ENGINE_AUTO || p.engine == FA3_ENGINE_HOPPER;
+  const bool has_kernels = is_hopper && p.head_dim % 16 == 0 && p.head_dim_v % 16 == 0;
+  const bool is_plain = size_of(p.dtype) == 2 && !p.key_places.paged() && p.softcap == 0 &&
+                        !p.dropout.on() && !p.gate.on && !p.max_logit.on;
+  const bool was_measured = has_kernels && is_plain;
   if (rates == nullptr || !was_measured || !work.known || rows == 0) return say(unknown);
   // Keys of a row, as a call with this mask and as many queries would have them. A causal mask
   // alone hides half of them.

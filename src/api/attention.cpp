@@ -2,7 +2,6 @@
 #include "api/attention.h"
 
 #include <algorithm>
-#include <functional>
 #include <type_traits>
 #include <vector>
 
@@ -110,21 +109,6 @@ Status query_call(const Params& params, fa3_answer* answer) {
   return {};
 }
 
-using Started = std::function<void(const Engine&, const std::string&)>;
-
-// record() of all calls, which are one for an engine.
-Status record_all(std::span<const fa3_quantize_params> params, void* stream, const Started& started,
-                  const std::function<Status(const Started&)>& call) {
-  if (params.empty()) return call(started);
-  return record(params.front(), stream, [&](const auto& first) {
-    const auto all = [&](const Engine& engine, const std::string& kernel) {
-      first(engine, kernel);
-      started(engine, kernel);
-    };
-    return record_all(params.subspan(1), stream, all, call);
-  });
-}
-
 // Calls that are run as one.
 struct Together {
   std::vector<QuantizeProblem> problems;
@@ -144,10 +128,10 @@ Status plan_together(std::span<const fa3_quantize_params> params, Together* all)
         (problem.device != first.device || problem.device_index != first.device_index)) {
       status = invalid("x: expected a tensor on the device of params[0].x, got one elsewhere");
     }
+    if (status.ok()) status = choose(problem, &choice);
     if (!status.ok()) {
       return {status.code(), concat("params[", all->problems.size() - 1, "].", status.message())};
     }
-    FA3_TRY(choose(problem, &choice));
     all->plan.workspace_bytes = std::max(all->plan.workspace_bytes, choice.plan.workspace_bytes);
   }
   FA3_TRY(check_outputs_together(params));
@@ -316,7 +300,7 @@ Status run(const fa3_quantize_params& params, Workspace workspace, void* stream)
 }
 
 Status run(std::span<const fa3_quantize_params> params, Workspace workspace, void* stream) {
-  const auto call = [&](const Started& started) -> Status {
+  return record(params, stream, [&](const auto& started) -> Status {
     Together all;
     FA3_TRY(plan_together(params, &all));
     const Choice& first = all.choices[0];
@@ -337,9 +321,7 @@ Status run(std::span<const fa3_quantize_params> params, Workspace workspace, voi
       }));
     }
     return {};
-  };
-  return record_all(
-      params, stream, [](const Engine&, const std::string&) {}, call);
+  });
 }
 
 Status run(const fa3_mla_forward_params& params, Workspace workspace, void* stream) {

@@ -8,6 +8,7 @@ packed.
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from fa3._arrays import is_fake
 from fa3.errors import Unsupported
 from fa3.hf import paged
 from fa3.hf.mask import Mask, Pattern, is_tracing, packed_lengths
@@ -258,6 +259,8 @@ def refuse_restart(position_ids, pattern, q):
         return
     if torch.compiler.is_compiling() or position_ids.shape != (batch, rows):
         return
+    if position_ids.is_meta or is_fake(position_ids):
+        return  # no numbers
     if position_ids.is_cuda:
         if torch.cuda.is_current_stream_capturing():
             return

@@ -7,7 +7,9 @@
 
 #include <fa3/status.h>
 
+#include <span>
 #include <string>
+#include <utility>
 
 #include "api/record/recorded_call.h"
 #include "engine/engine.h"
@@ -37,9 +39,10 @@ const fa3_options* options_of(const Params& params) {
   return nullptr;
 }
 
-// Records call(started), which says started(engine, kernel) before an engine runs.
+// Records call(started), which says started(engine, kernel) before an engine runs. Several `calls`
+// are one for an engine.
 template <class Params, class Call>
-Status record(const Params& params, void* stream, Call&& call) {
+Status record(std::span<const Params> calls, void* stream, Call&& call) {
   const Recording& asked = recording();
   if (!asked.any()) return call([](const Engine&, const std::string&) {});
   const auto try_to = [](const auto& write) {
@@ -51,12 +54,21 @@ Status record(const Params& params, void* stream, Call&& call) {
   const Engine* chosen = nullptr;
   Status status = call([&](const Engine& engine, const std::string& kernel) {
     chosen = &engine;
-    if (asked.calls) try_to([&] { record_start(recorded(params), engine, kernel); });
+    if (!asked.calls) return;
+    for (const Params& params : calls) {
+      try_to([&] { record_start(recorded(params), engine, kernel); });
+    }
   });
-  if (!status.ok() || asked.folder != nullptr) {
+  if (status.ok() && asked.folder == nullptr) return status;
+  for (const Params& params : calls) {
     try_to([&] { record_end(recorded(params), options_of(params), chosen, status, stream); });
   }
   return status;
+}
+
+template <class Params, class Call>
+Status record(const Params& params, void* stream, Call&& call) {
+  return record(std::span<const Params>(&params, 1), stream, std::forward<Call>(call));
 }
 
 }  // namespace fa3::api

@@ -14,7 +14,8 @@ TOKENS, WIDTH = 16384, 2048  # of the measurements
 
 def advise(keys, dim, queries=None, kv_heads=None, batch=None, dtype=torch.bfloat16, **options):
     batch, heads = batch or max(TOKENS // max(keys, 1), 1), WIDTH // dim
-    q = torch.empty(batch, keys if queries is None else queries, heads, dim, dtype=dtype, device="meta")
+    rows = keys if queries is None else queries
+    q = torch.empty(batch, rows, heads, dim, dtype=dtype, device="meta")
     k, v = (q.new_empty(batch, keys, kv_heads or heads, dim) for _ in range(2))
     return fa3.advise(q, k, v, device="cuda", **options)
 
@@ -74,13 +75,16 @@ UNKNOWN = {
     "a narrow window": {"keys": 16384, "window": (0, 0)},
     "a softcap": {"keys": 16384, "softcap": 20.0},
     "other types": {"keys": 16384, "dtype": torch.float32},
+    "dropout": {"keys": 16384, "dropout_p": 0.1},
+    "other engines": {"keys": 16384, "engine": "ampere"},
+    "head dims that FP8 has not": {"keys": 16384, "dim": 100},
 }
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_was_not_measured_gets_no_times(case):
     call = dict(UNKNOWN[case])
-    advice = advise(call.pop("keys"), 128, **call)
+    advice = advise(call.pop("keys"), call.pop("dim", 128), **call)
     assert (advice.seconds, advice.seconds_fp8) == (0, 0)
     assert advice.precision == str(call.get("dtype", torch.bfloat16)).removeprefix("torch.")
     assert advice.reason.startswith("no measurement of such a call")
@@ -134,6 +138,39 @@ def test_wrong_calls_are_named(monkeypatch):
     monkeypatch.setattr(fa3.fp8, "is_compiled", lambda _: True)
     with pytest.raises(fa3.Unsupported, match="precision: expected 'fp8' in a compiled program"):
         fa3.attention_fp8(q, q, q, precision="auto")
+
+
+def test_auto_takes_what_16_bits_take_and_refuses_what_fp8_refuses():
+    q, k, v = torch.randn(3, 1, 70, 2, 64)
+    found = fa3.attention_fp8(
+        q.clone().requires_grad_(), k, v, return_max_logit=True, precision="auto"
+    )
+    want = fa3.attention(q, k, v, return_max_logit=True)
+    assert all(map(torch.equal, found, want))
+    for wrong in ({"scaling": "x"}, {"seed": "x"}, {"seed": 2**64}):
+        for precision in ("fp8", "auto"):
+            with pytest.raises((fa3.InvalidArgument, TypeError), match=next(iter(wrong))):
+                fa3.attention_fp8(q, k, v, precision=precision, **wrong)
+
+
+def test_auto_is_refused_where_nothing_can_be_asked():
+    q, k, v = torch.randn(3, 1, 70, 2, 64)
+
+    def attend(q):
+        return fa3.attention_fp8(q, k, v, precision="auto").sum()
+
+    with pytest.raises(fa3.Unsupported, match="under torch.func; ask fa3.advise"):
+        torch.func.grad(attend)(q)
+    mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, pytest.raises(fa3.Unsupported, match="ask fa3.advise"):
+        attend(mode.from_tensor(q))
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "seqused_k"])
+def test_lengths_are_tensors_as_q_k_and_v_are(name):
+    q, k, v = torch.randn(3, 1, 64, 2, 64)
+    with pytest.raises(TypeError, match=f"{name}: expected a torch.Tensor"):
+        fa3.attention_fp8(q, k, v, **{name: [3]})
 
 
 LENGTHS = {
