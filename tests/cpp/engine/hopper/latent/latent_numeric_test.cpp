@@ -121,7 +121,7 @@ TEST_F(Latent, many_rows_have_every_form_of_a_call) {
 // Two CTAs a team and parts of several blocks. A consumer that asks for more registers than the
 // launch has hangs here.
 TEST_F(Latent, long_parts_of_large_pages_come_to_an_end) {
-  if (!kOfBytesHere) GTEST_SKIP() << "rows of bytes alone move registers";
+  if (!kOfBytesHere) GTEST_SKIP() << "this call is of rows of bytes";
   const LatentCase c{.rows = FA3_MLA_ROWS_GROUP128,
                      .dim = 512,
                      .tokens = 4,
