@@ -212,12 +212,22 @@ TEST_F(Command, verify_compares_fp8_forward) {
 }
 
 TEST_F(Command, run_rounds_files_to_fp8_and_writes_bf16) {
-  const std::string command = "run --q " + path("q") + " --k " + path("k") + " --v " + path("v") +
-                              " --out " + path("o") + " --dtype e4m3";
-  const Outcome outcome = start(command);
+  const std::string command = "run --q " + path("q") + " --k " + path("k") + " --v " + path("v");
+  ASSERT_EQ(start(command + " --out " + path("wide")).code, kExitOk);
+  const Outcome outcome = start(command + " --out " + path("o") + " --dtype e4m3");
   ASSERT_EQ(outcome.code, kExitOk) << outcome.output;
   EXPECT_NE(outcome.output.find("e4m3"), std::string::npos) << outcome.output;
   EXPECT_NE(outcome.output.find("bf16"), std::string::npos) << outcome.output;
+  const HostTensor o = read_npy(path("o"), 4), wide = read_npy(path("wide"), 4);
+  ASSERT_EQ(o.shape(), wide.shape());
+  ASSERT_EQ(o.dtype(), FA3_BFLOAT16);
+  double errors = 0, size = 0;
+  for (int64_t i = 0; i < wide.elements(); ++i) {
+    const double right = element(wide.data(), wide.dtype(), i);
+    errors += std::pow(element(o.data(), o.dtype(), i) - right, 2), size += right * right;
+  }
+  EXPECT_GT(std::sqrt(errors / size), 1e-3);  // rounded
+  EXPECT_LT(std::sqrt(errors / size), 0.1);
 }
 
 TEST_F(Command, info_says_whether_fp8_pays) {

@@ -207,6 +207,40 @@ def test_quantized_together_is_quantized_one_by_one(scaling, center, lengths):
         assert ours.mean is None or torch.equal(ours.mean, theirs.mean)
 
 
+def apart(found, want):
+    """The share of bytes that differ, and by how many codes of e4m3 at most."""
+    codes = (x.x.view(torch.uint8).int() for x in (found, want))
+    ours, theirs = (torch.where(code < 128, code, 128 - code) for code in codes)
+    steps = (ours - theirs).abs()
+    return (steps > 0).float().mean().item(), steps.max().item()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+def test_the_kernels_for_three_tensors_agree_with_those_for_one(dim, hadamard, transposed):
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device on this machine")
+    torch.manual_seed(dim)
+    rows = 128 if transposed else 129
+    q, k, v = (torch.randn(2, rows, n, dim, device="cuda").bfloat16() + 1 for n in (4, 2, 2))
+    none = {"cu_seqlens": None, "seqused": None, "max_seqlen": 0}
+    found = quantize_together(
+        q, k, v, scaling="block", center=True, hadamard=hadamard, seed=5,
+        lengths={"q": none, "k": none}, transposed=transposed,
+    )  # fmt: skip
+    want = (
+        fa3.quantize(q, hadamard=hadamard, seed=5),
+        fa3.quantize(k, hadamard=hadamard, seed=5, center=True),
+        fa3.quantize(v, center=True, transposed=transposed),
+    )
+    for ours, theirs in zip(found, want, strict=True):
+        share, steps = apart(ours, theirs)
+        assert share <= (1e-4 if hadamard else 0) and steps <= 1
+        torch.testing.assert_close(ours.descale, theirs.descale, rtol=1e-6 * hadamard, atol=0)
+        assert ours.mean is None or torch.equal(ours.mean, theirs.mean)
+
+
 @pytest.mark.parametrize(("at", "name"), list(enumerate("qkv")))
 def test_a_tensor_that_cannot_be_quantized_is_named(at, name):
     inputs = [torch.randn(1, 20, 2, 64) for _ in range(3)]

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention to a latent cache: up to 64 query rows a CTA against keys whose first 512 channels are
-// the values too. Of up to 32 rows (of 64: latent_wide_rows.cuh) A and B of the products are
+// the values too. CTAs of 64 rows: latent_wide_rows.cuh. Of fewer, A and B of the products are
 // swapped: S^T = K Q^T and O^T += V^T P^T by wgmma, keys and channels as the 64 rows of A, query
 // rows as 16 or 32 columns of B. So a block of keys lies in shared memory once and serves both
 // products, K-major and MN-major, and few query rows waste no product.
 //
-// A memory-bound kernel: a block of 64 keys has 72 KB, which an SM's share of the memory brings in
+// These are memory-bound: a block of 64 keys has 72 KB, which an SM's share of the memory brings in
 // 4,070 clocks at 4.2 TB/s. S^T, softmax and O^T of a block take 2,330 clocks one after the other
 // for 16 rows, 2,870 for 32 (docs/lab/mla.md). So one consumer warpgroup is enough, and has nobody
 // to share references, P or barriers with; its O^T takes 64 (128) registers a thread. The other

@@ -6,9 +6,9 @@
 //
 // Q and dO of 64 rows take 136 KB of shared memory, a block of keys 72 and P and dS 16: there is
 // room for one block. The loader brings the next block while the keys' gradients are multiplied and
-// added, which takes longest: 144 KB a block and CTA at the 3.84 TB/s of adds that an H200's L2
-// takes are 8,900 clocks, all products 5,500. Two warpgroups share dQ, half of its channels each:
-// 160 registers a thread.
+// added, which takes longest: 144 KB a block and CTA are 8,900 clocks if an H200's L2 takes
+// 3.84 TB/s of them (an estimate), all products 5,500. Two warpgroups share dQ, half of its
+// channels each: 160 registers a thread.
 //
 // Read first: latent_backward_params.h. Next: latent_key_loader.cuh, latent_gradients.cuh.
 #pragma once

@@ -209,8 +209,8 @@ class LatentGradients {
     return d_lse.data != nullptr ? *at.of(d_lse) : 0.0f;
   }
 
-  // Of a softmax with the sink; lse: without it. Not 1 - sink_weight(), which a sink far above
-  // leaves no digits of.
+  // The keys' part of a softmax with the sink; lse: without it. 1 - sink_weight() has no digits
+  // where the sink is far above.
   static __device__ __forceinline__ float share_of_keys(float sink, float lse) {
     if (isnan(sink)) return sink;
     if (isinf(sink)) return sink > 0 ? 0.0f : 1.0f;
