@@ -117,7 +117,7 @@ Work work_of(std::span<const QuantizeProblem> problems) {
     work.bytes += more.bytes;
     work.known = work.known && more.known;
   }
-  work.call += concat(" and ", problems.size() - 1, " more");
+  if (problems.size() > 1) work.call += concat(" and ", problems.size() - 1, " more");
   return work;
 }
 

@@ -58,7 +58,7 @@ __device__ __forceinline__ float2 load_logits(const GateNumber<kType>* pair) {
   }
 }
 
-// A thread's first pairs of 16-bit logits, loaded while products still run.
+// A thread's pairs of 16-bit logits, loaded while products still run; or none.
 template <int kPairs>
 struct EarlyLogits {
   static constexpr int kCount = kPairs;
@@ -135,8 +135,8 @@ struct GatedValues {
       for (int i = 0; i < Count; i += 2) {
         const int r = fragment_row_index(i), column = fragment_column(i);
         float2 logits{};
-        if (i < 2 * Early::kCount) {
-          if constexpr (Early::kCount > 0) logits = logits_of<kType>(early.pairs[i / 2]);
+        if constexpr (Early::kCount > 0) {
+          logits = logits_of<kType>(early.pairs[i / 2]);
         } else if constexpr (kGate == Gate::kPairs) {
           if (rows.exists[r] && column < gate.logits.columns) {
             logits = load_logits<kType>(from[r] + column);
