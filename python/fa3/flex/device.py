@@ -194,7 +194,7 @@ def backward_by_kernel(call, plan, saved, tensors, blocks, do, dlse, totals):
     of the wanted tensors' shapes by number, to which their gradients are added; that of plan.stored
     is written."""
     q, k, v, out, lse = saved
-    *gradients, _ = operators.new_gradients(q, k, v, None)
+    gradients = operators.new_gradients(q, k, v, None)[:3]
     function, options = function_and_options(call, plan.has_lists, blocks)
     count = len(function.types)
     captured = on_device_of(q, tensors)[:count]

@@ -8,7 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
-from fa3.flex.device import SlowScores  # noqa: E402
+from fa3.flex import device as of_gpus  # noqa: E402
+from fa3.flex.device import BackwardPlan, SlowScores  # noqa: E402
+from fa3.flex.query import Answer  # noqa: E402
 
 HEADS, KV_HEADS = 4, 2
 SIZES = {"cuda": (150, 270), "cpu": (20, 36)}  # rows and keys
@@ -141,3 +143,16 @@ def test_scores_beyond_float16_are_kept_as_its_largest_number(device):
         qkv[1][:, 7] *= 1e6
     found = attend(qkv, learned, temperature, None, {})
     assert all(x.isfinite().all() for x in found.values())
+
+
+@pytest.mark.parametrize("dropout", [{}, {"dropout_p": 0.5, "dropout_seed": (1, 2)}])
+def test_kernels_are_asked_with_what_the_module_reads(dropout, monkeypatch):
+    """As on a GPU: the module reads every argument, then finds that a CPU has no such kernel."""
+    plan = BackwardPlan(False, None, Answer(True, 0, True, "", ""))
+    monkeypatch.setattr(of_gpus, "backward_plan", lambda *_: plan)
+    said = []
+    monkeypatch.setattr(of_gpus, "refused", said.append)
+    q, k, v = (torch.randn(1, 20, 2, 16).requires_grad_() for _ in range(3))
+    out = fa3.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 0.1 * i, **dropout)
+    torch.autograd.grad(out.sum(), (q, k, v))
+    assert len(said) == 1 and "cpu: has no score functions" in said[0]
