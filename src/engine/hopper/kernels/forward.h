@@ -235,8 +235,8 @@ inline constexpr auto kRows128 =
 inline constexpr Row k192By128{.kernel = {.shape = {.head_dim = 192,
                                                     .head_dim_v = 128,
                                                     .block_m = 128,
-                                                    .block_n = 80,
-                                                    .kv_stages = 5}},
+                                                    .block_n = 112,
+                                                    .kv_stages = 4}},
                                .why = kOneQBuffer};
 inline constexpr Row k192{.kernel = {.shape = {.head_dim = 192,
                                                .head_dim_v = 192,
