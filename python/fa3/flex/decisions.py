@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 
 from fa3 import _native
 from fa3._options import TYPES
-from fa3.errors import Unsupported
 from fa3.flex import caches, lists
 from fa3.flex.call import NO_LENGTHS, Window, options_of
 from fa3.flex.function.text import MOST_ROWS, NARROW
@@ -123,12 +122,6 @@ def decided(function, tensors, q, k, v, window, scale, lengths, block_mask=(), *
         recorded = recorded or not operators.are_plain((q, k, v, *given))
     else:
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        if lengths.get("dropout_p") and q.is_cuda:
-            raise Unsupported(
-                "dropout_p: expected 0 beside a bias, ALiBi or a score function on a GPU, got "
-                f"{lengths['dropout_p']}; fa3 has both together on the CPU, and on a GPU dropout "
-                "beside block_mask; torch's scaled_dot_product_attention adds an attn_mask"
-            )
         if recorded:
             caches.refuse_gradients(k, lengths)
         recorded = recorded or not operators.have_memory(q, k, v)

@@ -61,6 +61,7 @@ def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
     if mode.only_compiles:
         score = *score, NO_GRADIENTS, (None,) * len(function.types), True
     try:
+        options = operators.with_seed_viewed(options)
         _native.forward_with_score(operators.lend, score, q, k, v, result, lse, *options)
     except Unsupported as reason:
         if call.only_kernels:
@@ -203,6 +204,7 @@ def backward_by_kernel(call, plan, saved, tensors, blocks, do, dlse, totals):
     score = *kernel_text_of(function, call.max_rows), captured, texts, sums, mode.only_compiles
     given = operators.readable_by_tma(do), q, k, v, out, lse, dlse, *gradients, None
     try:
+        options = operators.with_seed_viewed(options)
         _native.backward_with_score(operators.lend, score, *given, *options)
     except Unsupported as reason:
         refused(str(reason))

@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 def ask(question, function, max_rows, tensors, q, k, v, options, further=()):
     """question: _native.forward_query or backward_query. function: None, or the trace.Function that
     captures these tensors. further: what a backward pass has behind them (native/score.h)."""
-    score = None
+    score, options = None, operators.with_seed_viewed(options)
     try:
         if not operators.have_memory(q, k, v, *tensors):
             q, k, v, *options = (without_memory(x) for x in (q, k, v, *options))

@@ -94,7 +94,7 @@ class Dropout:
             return 1.0
         first = sequence.number, 0, first_query, first_key
         (kept,) = dropout_mask(self.p, self.seed, (1, *p.shape), first=first)
-        return torch.from_numpy(kept).to(p.dtype) * self.scale
+        return torch.from_numpy(kept).to(p) * self.scale
 
 
 def heads_first(x, dtype):

@@ -171,7 +171,6 @@ Status describe_score(const fa3_score_function* score, Problem* problem) {
     return unsupported("softcap: expected 0 with a score function, which can have its own, got ",
                        problem->softcap);
   }
-  if (problem->dropout.on()) return unsupported("dropout_p: expected 0 with a score function");
   return {};
 }
 

@@ -2,8 +2,10 @@
 """Dropout beside score functions, biases and ALiBi: the mask of fa3.dropout_mask under the formula
 in torch, in float64, with its gradients."""
 
+import warnings
+
 import pytest
-from flex_functions import DIM, HEADS, KV_HEADS, inputs, randn
+from flex_functions import HEADS, KV_HEADS, inputs, randn
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
@@ -14,6 +16,12 @@ from fa3.compat import flash_attn  # noqa: E402
 P, SEED = 0.3, (123, -7)
 DROPOUT = {"dropout_p": P, "dropout_seed": SEED}
 ROWS, KEYS = 40, 53
+
+
+def device_module():
+    from fa3.flex import device
+
+    return device
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +35,7 @@ def small_tiles(monkeypatch):
 def formula(q, k, v, added, p=P, seed=SEED, sequence=0, scale=None):
     """added: to the scores (b, h, sq, sk), or a function of them."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 2) for x in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) * DIM**-0.5
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
     weights = (added(scores) if callable(added) else scores + added).softmax(-1)
     first = sequence, 0, 0, 0
     kept = torch.from_numpy(fa3.dropout_mask(p, seed, tuple(scores.shape), first=first))
@@ -80,6 +88,64 @@ def test_of_alibi_by_the_call_of_flash_attn(p):
     close_with_gradients(found, formula(q, k, v, added, p, seed), (q, k, v))
 
 
+# What is added to scores, and the tensor that is captured, by heads and lengths.
+def bias(heads, rows, keys):
+    tensor = randn(1, heads, rows, keys, seed=2)
+    return {"bias": tensor}, tensor, lambda t: t
+
+
+def slopes(heads, rows, keys):
+    tensor = randn(heads, seed=3).abs()
+    return {"alibi_slopes": tensor}, tensor, lambda t: -t[:, None, None] * apart(rows, keys).abs()
+
+
+def table(heads, rows, keys):
+    tensor = randn(rows + keys, heads, seed=4)
+    return {}, tensor, lambda t: t[rows - apart(rows, keys)].permute(2, 0, 1)
+
+
+def apart(rows, keys):
+    return torch.arange(keys) - torch.arange(rows)[:, None] - (keys - rows)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("kind", [bias, slopes, table])
+def test_of_16_bits_with_gradients(kind, dim, causal, device):
+    """A kernel's on a GPU: nothing is computed by torch operations."""
+    rows, keys = (300, 500) if device == "cuda" else (30, 50)
+    options, tensor, added_of = kind(HEADS, rows, keys)
+    q, k, v, do = (
+        randn(2, n, heads, dim, seed=n).bfloat16().to(device)
+        for n, heads in ((rows, HEADS), (keys, KV_HEADS), (keys + 1, KV_HEADS), (rows, HEADS))
+    )
+    v = v[:, :keys]
+    dtype = torch.float32 if kind is slopes else torch.bfloat16
+    captured = tensor.to(device, dtype).requires_grad_(kind is not slopes)
+    inputs = [x.requires_grad_() for x in (q, k, v)] + [captured] * captured.requires_grad
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if device == "cuda" else "ignore", device_module().SlowScores)
+        if options:
+            options = dict.fromkeys(options, captured)
+            found = fa3.attention(q, k, v, causal=causal, **options, **DROPOUT)
+        else:
+            found = fa3.flex_attention(
+                *(q, k, v),
+                score_mod=lambda s, b, h, i, j: s + captured[i - j + keys, h],
+                causal=causal,
+                **DROPOUT,
+            )
+        mine = torch.autograd.grad(found, inputs, do)
+    exact = [x.detach().double().cpu().requires_grad_() for x in inputs]
+    of_tensor = exact[3] if captured.requires_grad else captured.double().cpu()
+    hidden = torch.zeros(rows, keys).masked_fill(causal * (apart(rows, keys) > 0) > 0, -torch.inf)
+    expected = formula(*exact[:3], added_of(of_tensor) + hidden)
+    right = torch.autograd.grad(expected, exact, do.double().cpu())
+    for ours, theirs in zip((found, *mine), (expected, *right), strict=True):
+        error = (ours.double().cpu() - theirs).norm() / theirs.norm()
+        assert error < 1e-2
+
+
 def test_of_packed_sequences_each_of_which_has_a_mask():
     q, k, v = (x.detach().flatten(0, 1).requires_grad_() for x in inputs(ROWS, ROWS))
     starts = torch.tensor([0, 31, 31, 80], dtype=torch.int32)
@@ -94,9 +160,10 @@ def test_of_packed_sequences_each_of_which_has_a_mask():
     close_with_gradients(found, torch.cat(parts), (q, k, v))
 
 
-def test_of_masks_alone():
+def test_of_masks_alone(device):
     q, k, v = inputs(ROWS, ROWS)
-    q, k, v = (x.detach().float() for x in (q, k, v))
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = (x.detach().to(device, dtype) for x in (q, k, v))
     found = fa3.flex_attention(q, k, v, mask_mod=lambda b, h, i, j: i >= j, **DROPOUT)
     torch.testing.assert_close(found, fa3.attention(q, k, v, causal=True, **DROPOUT))
 

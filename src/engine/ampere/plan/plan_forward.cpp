@@ -43,6 +43,9 @@ Status check_forward(const Problem& p) {
   }
   if (p.gate.on) return unsupported("no kernel for an output gate");
   if (p.max_logit.on) return unsupported("no kernel for max_logit");
+  if (p.score != nullptr && p.dropout.on()) {
+    return unsupported("no kernel for dropout beside a score function");
+  }
   FA3_TRY(cuda::check_cache_scales(p));
   if (!select_kernel(p, 0)) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");

@@ -20,8 +20,8 @@ BackwardCall call_of(const BackwardProblem& p) {
   const auto floats = [](const RowScalars& r) {
     return RowFloats{r.data, {r.batch_stride, r.head_stride, r.row_stride}};
   };
-  // Kernels compute 1 - p times dS.
-  const float kept_scale = DropoutParams::of(p.dropout).scale;
+  // Kernels without a score function compute 1 - p times dS.
+  const float kept_scale = p.score != nullptr ? 1.0f : DropoutParams::of(p.dropout).scale;
   return {.q = queries(p.q, p.head_dim),
           .k = keys(p.k, p.head_dim),
           .v = keys(p.v, p.head_dim_v),

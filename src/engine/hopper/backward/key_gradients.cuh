@@ -264,6 +264,7 @@ class KeyGradients {
     [[maybe_unused]] typename Tile::Packed signed_p;
     [[maybe_unused]] typename Tile::Dropped dropped;
     if constexpr (C.signs_p()) dropout_.exchange(dropped);
+    [[maybe_unused]] const Block here = block;
     if constexpr (C.dropout) {
       block.advance(work_.steps());
       draw(block);
@@ -286,7 +287,8 @@ class KeyGradients {
     typename Tile::Delta delta;
     Tile::read(delta, at_.delta(stage));
     if constexpr (kHasScoreFunction) {
-      FunctionTile<C>::differentiate(p, packed, delta, params_, place_of(block), at_.p(warpgroup_));
+      FunctionTile<C>::differentiate(p, C.signs_p() ? signed_p : packed, delta, params_,
+                                     place_of(here), at_.p(warpgroup_));
     } else if constexpr (C.signs_p()) {
       Tile::differentiate(p, signed_p, delta, dropout_);
     } else if constexpr (C.keeps_p()) {

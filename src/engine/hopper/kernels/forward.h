@@ -487,9 +487,29 @@ inline constexpr auto kScoreRows =
          at_run_time(k256, kAllScores), at_run_time(because(kFunction, kListed64), kAllScores),
          at_run_time(because(kFunction, kListed128), kAllScores));
 
+// And dropout, in tiles of two warpgroups, whose registers hold draws.
+inline constexpr auto kDroppedScoreRows = [] {
+  auto rows = join(
+      at_run_time({.kernel = {.shape = {.head_dim = 64,
+                                        .head_dim_v = 64,
+                                        .block_m = 128,
+                                        .block_n = 128,
+                                        .kv_stages = 8}},
+                   .why = kFunction},
+                  kAllScores),
+      at_run_time(
+          {.kernel = {.shape = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5}},
+           .why = kFunction},
+          kAllScores),
+      at_run_time(k256, kAllScores));
+  for (Row& row : rows) row.kernel.weights = Weights::kDropped;
+  return rows;
+}();
+
 inline constexpr auto kAll =
     join(decode_rows(), kRows64, kRows96, kRows128, splitting(k192By128), splitting(k192), kRows256,
-         kCacheRows, kE4m3Rows, kDropoutRows, kListedRows, decode_rows(kAllScores), kScoreRows);
+         kCacheRows, kE4m3Rows, kDropoutRows, kListedRows, decode_rows(kAllScores), kScoreRows,
+         kDroppedScoreRows);
 
 }  // namespace catalogue
 

@@ -219,7 +219,7 @@ struct RandomCall::Generator {
   }
 
   void choose_score() {
-    if (p.softcap != 0 || p.dropout.on() || !random.one_in(p.has_float8() ? 30 : 6)) return;
+    if (p.softcap != 0 || !random.one_in(p.has_float8() ? 30 : 6)) return;
     if (p.key_places.elsewhere && !decodes && !random.one_in(6)) return;
     const Form& form = kForms[random.below(std::size(kForms))];
     fa3_score_function& score = call.score_;

@@ -58,7 +58,10 @@ struct FunctionTile {
   static __device__ __forceinline__ void exponentiate(Scores& scores,
                                                       const typename Tile::Statistics& lse,
                                                       ScaledScore score, uint32_t) {
-    Tile::exponentiate(scores, lse, score, 0, {});
+#pragma unroll
+    for (int i = 0; i < Tile::kScores; ++i) {
+      scores[i] = bounded_p(score.exponent(scores[i], lse[Tile::query_index(i)]));
+    }
   }
   static __device__ __forceinline__ void exponentiate(Scores& scores, uint32_t lse_row,
                                                       ScaledScore score, uint32_t slopes_smem) {
@@ -75,9 +78,10 @@ struct FunctionTile {
     }
   }
 
-  // dP -> dS. Captured tensors have their gradients from P (dP - delta), before the slope.
+  // dP -> dS. Captured tensors have their gradients from P (dP - delta), before the slope. With
+  // dropout p is signed (ScoreTile::pack_signed()), and dS is P (dP m / (1 - p) - delta), whole.
   static __device__ __forceinline__ void differentiate(Scores& dp, const typename Tile::Packed& p,
-                                                       const typename Tile::Statistics& delta,
+                                                       const typename Tile::Delta& deltas,
                                                        const BackwardParams& params,
                                                        const TilePlace& tile,
                                                        uint32_t slopes_smem) {
@@ -85,6 +89,8 @@ struct FunctionTile {
     ScoreGradient gradient(params.score);
 #pragma unroll
     for (int step = 0; step < Tile::kScores / kStepScores; ++step) {
+      float read[Tile::kStepStatistics];
+      const float* const delta = deltas_of(step, deltas, read);
       uint32_t words[4];
       if constexpr (kKeeps) ptx::ld_shared_b32x4(Tile::packed_place(slopes_smem, step), words);
 #pragma unroll
@@ -96,7 +102,13 @@ struct FunctionTile {
         for (int half = 0; half < 2; ++half) {
           const int i = step * kStepScores + j + half;
           float& x = dp[i];
-          x = weights[half] * (x - delta[Tile::query_index(i)]);
+          const float row_delta = delta[Tile::query_index(j + half)];
+          if constexpr (C.dropout) {
+            const float kept_weight = fmaxf(weights[half], 0.0f) * params.dropout.scale;
+            x = __fmaf_rn(kept_weight, x, -fabsf(weights[half]) * row_delta);
+          } else {
+            x = weights[half] * (x - row_delta);
+          }
           gradient.key = fragment_row_index(i);
           gradient.element = i;
           const int query = at.query(i), key = at.key(i);
@@ -113,9 +125,21 @@ struct FunctionTile {
   }
 
  private:
+  static __device__ __forceinline__ const float* deltas_of(int step,
+                                                           const typename Tile::Statistics& deltas,
+                                                           float (&)[Tile::kStepStatistics]) {
+    return &deltas[step * Tile::kStepStatistics];
+  }
+  static __device__ __forceinline__ const float* deltas_of(int step, uint32_t row,
+                                                           float (&read)[Tile::kStepStatistics]) {
+    Tile::read(read, row + step * Tile::kDepth * uint32_t{sizeof(float)});
+    return read;
+  }
+
   using Kept = KeptScores<C.element>;
   static constexpr bool kKeeps = C.capped() && !C.splits_dkv();
   static_assert(!kKeepsScores || kKeeps);
+  static_assert(!C.dropout || C.signs_p());
 
   // Products become what the function returns, and its slopes or they go to shared memory.
   static __device__ __forceinline__ void apply(const ScoreFunction& function, Scores& scores,

@@ -55,6 +55,11 @@ bool adds_gradients(const fa3_score_function& score) {
 Status check_score(const BackwardProblem& p) {
   if (p.score == nullptr) return {};
   const bool keeps = cuda::keeps_scores_or_slopes(*p.score);
+  if (p.dropout.on() && (keeps || std::max(p.head_dim, p.head_dim_v) > 128)) {
+    return unsupported(
+        "gradients with dropout_p beside a score function that has a slope, or head dims beyond "
+        "128");
+  }
   if (keeps && p.block_mask.on && is_varlen(p)) {
     return unsupported(
         "gradients beside block_mask and lengths of sequences, where the score function has a "

@@ -24,7 +24,8 @@ int64_t num_tiles_elsewhere(const ForwardCall& call) {
 bool leaves_sms_idle(const Problem& p, const Kernel& c, const ForwardCall& call, int num_sms) {
   constexpr int64_t kLeastKeys = 1024;
   constexpr double kTheirStart = 0.3;
-  if (p.block_mask.on || p.batch_invariant || call.seqlen_k < kLeastKeys) return false;
+  if (p.block_mask.on || p.dropout.on() || p.batch_invariant || call.seqlen_k < kLeastKeys)
+    return false;
   const int64_t waves = ceil_div(num_split_tiles(c, call, {}), int64_t{num_sms});
   const double of_their_wave = c.shape.head_dim <= 64 ? 1.4 : 1.8;
   const double theirs = of_their_wave * double(num_tiles_elsewhere(call)) / num_sms;

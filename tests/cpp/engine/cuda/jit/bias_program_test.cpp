@@ -59,7 +59,7 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     return row.kernel.with(element, hopper::Variant::kGeneral);
   };
   for (const auto& kernel : scored_kernels(Scored::kAny)) {
-    EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.shape.block_n != 80)
+    EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.shape.block_n % 64 == 0)
         << kernel.shape.head_dim;
   }
   for (const auto& kernel : scored_kernels(Scored::kListed, hopper::Tiles::kListed)) {
@@ -238,6 +238,40 @@ TEST_F(ScoreProgram, StoresTheGradientOfScores) {
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
     score.element.stores_gradient = 0;
     EXPECT_EQ(told(config), line_of("Bfloat", adds));
+  }
+}
+
+TEST_F(ScoreProgram, DropsWeightsBesideAFunction) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  fa3_captured_tensor bias{.rank = 3, .shape = {4, 100, 200}, .stride = {20800, 208, 1}};
+  const auto with_bias = [&](fa3_score_function score) {
+    score.tensors = &bias;
+    score.num_tensors = 1;
+    score.gradients = "add<0>(gradient, h, q_idx, kv_idx);";
+    return score;
+  };
+  const auto compiles = [](const fa3_score_function& score, const auto& config, int captured) {
+    const cuda::Program program = hopper::score_program(score, config, captured);
+    std::string code;
+    const Status status = cuda::find_code(program, nullptr, &code);
+    EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
+  };
+  const auto added = with_bias(function_of("return x;", FA3_SCORE_ADDED, kElementOfScore));
+  const auto line = with_bias(function_of(
+      "return {load<float, 0>(h, 0, 0) * (kv_idx - q_idx), 1.0f};", FA3_SCORE_ROW_LINE));
+  const auto any = with_bias(function_of("return score * x;", FA3_SCORE_ANY, kElementOfScore));
+  const auto kernels = scored_kernels(Scored::kDropped, hopper::Tiles::kVarlen);
+  EXPECT_EQ(kernels.size(), 3u);
+  for (const auto& kernel : tried_rows(kernels)) {
+    compiles(added, kernel, hopper::takes_captured_tile(kernel) ? 0 : hopper::kNoTile);
+    compiles(line, kernel, hopper::kNoTile);
+    if (!is_quick()) compiles(any, kernel, hopper::kNoTile);
+  }
+  for (const hopper::BackwardRow& row : hopper::kBackward) {
+    const hopper::BackwardConfig& c = row.kernel;
+    if (!c.dropout || !c.signs_p() || (is_quick() && c.head_dim != 64)) continue;
+    compiles(added, c, 0);
+    if (!is_quick()) compiles(line, c.deterministic(), hopper::kNoTile);
   }
 }
 

@@ -44,8 +44,8 @@ class CacheFolder : public testing::Test {
 using ScoreProgram = CacheFolder;
 
 // Kernels that are compiled with a score function: of any function; three warpgroups for one that
-// captures nothing, and for one that loads tiles; over the lists of a block mask.
-enum class Scored { kAny, kPure, kTiles, kListed };
+// captures nothing, and for one that loads tiles; over the lists of a block mask; with dropout.
+enum class Scored { kAny, kPure, kTiles, kListed, kDropped };
 
 inline std::vector<hopper::Kernel> scored_kernels(
     Scored scored, hopper::Tiles tiles = hopper::Tiles::kDense,
@@ -55,6 +55,7 @@ inline std::vector<hopper::Kernel> scored_kernels(
   for (const hopper::Row& row : hopper::kForward) {
     const cuda::Needs kinds = row.score_kinds;
     const Scored found = row.kernel.block_mask()        ? Scored::kListed
+                         : row.kernel.dropout()         ? Scored::kDropped
                          : kinds.has(Need::kScoreOther) ? Scored::kAny
                          : kinds.has(Need::kScorePure)  ? Scored::kPure
                                                         : Scored::kTiles;

@@ -96,9 +96,6 @@ TEST_F(ScoredCall, IsRefusedWithWhatItCannotDo) {
   args.options.softcap = 5;
   EXPECT_NE(refusal().find("softcap: expected 0 with a score function"), std::string::npos);
   args.options.softcap = 0;
-  args.options.dropout_p = 0.5f;
-  EXPECT_NE(refusal().find("dropout_p: expected 0 with a score function"), std::string::npos);
-  args.options.dropout_p = 0;
   score.num_tensors = 9;
   EXPECT_NE(refusal().find("expected 0 to 8 captured tensors, got 9"), std::string::npos);
   score.num_tensors = 1;
