@@ -264,6 +264,7 @@ def ampere_forward(
 
 # The first two as in config/sm90.h, the others as Tiles in config/kernel.h.
 GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5
+VARLEN, LISTED_VARLEN = 1, 7  # of Tiles
 # Exponentials of the merge in a kernel that decodes: 16 pieces of a row, 4 of 4 rows, and of each
 # of these five a factor and two for a sink.
 MERGED = 16 + 4 * 4 + 5 * 3
@@ -292,8 +293,16 @@ def forward_arguments(k: dict) -> dict:
 
 
 def backward_arguments(k: dict) -> dict:
-    names = ("block_m", "block_n", "helpers", "variant", "dropout", "in_pairs")
-    return {"d": k["head_dim"], "dv": k["head_dim_v"], **{name: k[name] for name in names}}
+    """Of a backward kernel, by the fields of BackwardConfig (config/backward_config.h)."""
+    varlen = k["tiles"] in (VARLEN, LISTED_VARLEN)
+    return {
+        "d": k["head_dim"],
+        "dv": k["head_dim_v"],
+        **{name: k[name] for name in ("block_m", "block_n", "helpers")},
+        "variant": CAPPED if k["scores"] else GENERAL if varlen else 0,
+        "dropout": k["weights"] == 1,
+        "in_pairs": k["sharing"] == 2,
+    }
 
 
 # By engine and function: the kind, what is expected, and its arguments by the fields.

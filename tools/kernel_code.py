@@ -175,8 +175,8 @@ FIELDS = {
     "hopper Kernel": "head_dim head_dim_v block_m block_n q_stages kv_stages loaded_stages "
     "ctas_per_sm overlaps ping_pong element operands tiles scores sum weights ahead may_hide "
     "gate gate_type max_logit",
-    "hopper BackwardConfig": "element head_dim head_dim_v block_m block_n stages ds_stages helpers "
-    "variant splits_steps dropout block_mask wide in_pairs persistent",
+    "hopper BackwardConfig": "head_dim head_dim_v block_m block_n stages ds_stages helpers "
+    "element tiles scores weights gradients sharing",
 }
 LINE = re.compile(r'fa3 kernel (forward) (\d+) \w+ "([^"]+)" ([-\d,]+),')
 

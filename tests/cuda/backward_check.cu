@@ -26,8 +26,13 @@ using hopper::Variant;
 
 constexpr const char* kVariants[] = {"", " general", " capped"};
 
+Variant variant_of(const hopper::BackwardConfig& c) {
+  return c.capped() ? Variant::kCapped : c.general() ? Variant::kGeneral : Variant::kDense;
+}
+
 BackwardSubject subject_of(const BackwardKernel& kernel) {
-  return {kernel.config.head_dim, kernel.config.head_dim_v, kVariants[int(kernel.config.variant)],
+  const hopper::BackwardConfig& c = kernel.config;
+  return {c.shape.head_dim, c.shape.head_dim_v, kVariants[int(variant_of(c))],
           [kernel](const cuda::BackwardCall& call, int sms) {
             const hopper::BackwardPlan plan = plan_launches(kernel, call, sms);
             return PlannedBackward{plan.workspace.bytes, plan.has_sums(), [plan](void* workspace) {
@@ -40,7 +45,7 @@ BackwardSubject subject_of(const BackwardKernel& kernel) {
 std::vector<const hopper::BackwardRow*> checked_rows() {
   std::vector<const hopper::BackwardRow*> rows;
   for (const hopper::BackwardRow& row : hopper::kBackward) {
-    if (row.built && !row.kernel.block_mask && !row.kernel.wide) rows.push_back(&row);
+    if (row.built && !row.kernel.block_mask() && !row.kernel.wide()) rows.push_back(&row);
   }
   return rows;
 }
@@ -57,16 +62,17 @@ std::vector<BackwardKernel> kernels_of(const hopper::BackwardRow& row, Element e
                                        const BackwardCase& c) {
   const hopper::BackwardConfig& kernel = row.kernel;
   if (hopper::is_for_some_dense_calls(kernel) && c.sink) return {};
-  const Variant needed = variant_of(c, kernel.dropout);
-  const bool also = needed == Variant::kDense && kernel.variant == Variant::kGeneral &&
-                    (kernel.dropout || element == Element::kBf16);
-  if (needed != kernel.variant && !also) return {};
+  const Variant needed = variant_of(c, kernel.dropout()), known = variant_of(kernel);
+  const bool also = needed == Variant::kDense && known == Variant::kGeneral &&
+                    (kernel.dropout() || element == Element::kBf16);
+  if (needed != known && !also) return {};
   BackwardKernel found = hopper::backward_kernel_at(row, element);
-  if (c.sink && kernel.variant == Variant::kDense) {
+  if (c.sink && known == Variant::kDense) {
     const auto is_general = [&](const hopper::BackwardRow& other) {
       const hopper::BackwardConfig& o = other.kernel;
-      return !o.dropout && !o.wide && !o.block_mask && o.variant == Variant::kGeneral &&
-             o.head_dim == kernel.head_dim && o.head_dim_v == kernel.head_dim_v;
+      return !o.dropout() && !o.wide() && o.tiles == hopper::Tiles::kVarlen && !o.capped() &&
+             o.shape.head_dim == kernel.shape.head_dim &&
+             o.shape.head_dim_v == kernel.shape.head_dim_v;
     };
     const auto general = std::ranges::find_if(hopper::kBackward, is_general);
     found.preprocess = hopper::backward_kernel_at(*general, element).preprocess;
@@ -78,7 +84,7 @@ template <typename T>
 void check_row(const hopper::BackwardRow& row, Element element, const std::string& only,
                int repeats, bool verbose, Tally* tally) {
   for (BackwardCase& c : cases()) {
-    c.dropout = row.kernel.dropout ? 0.3f : 0.0f;
+    c.dropout = row.kernel.dropout() ? 0.3f : 0.0f;
     if (c.name().find(only) == std::string::npos) continue;
     for (const BackwardKernel& kernel : kernels_of(row, element, c)) {
       tally->failures += !check<T>(subject_of(kernel), c, repeats, verbose, &tally->worst);
@@ -106,10 +112,10 @@ void list_rows() {
   int number = 0;
   for (const hopper::BackwardRow* row : checked_rows()) {
     const hopper::BackwardConfig& c = row->kernel;
-    const char* const kind = c.dropout                            ? "dropout"
+    const char* const kind = c.dropout()                          ? "dropout"
                              : hopper::is_for_some_dense_calls(c) ? "dense"
                                                                   : "backward";
-    std::printf("%d %s %d %d backward_%d\n", number++, kind, c.head_dim, c.head_dim_v,
+    std::printf("%d %s %d %d backward_%d\n", number++, kind, c.shape.head_dim, c.shape.head_dim_v,
                 int(row - hopper::kBackward.data()));
   }
 }

@@ -86,13 +86,12 @@ inline int time_all(const std::string& only) {
               "post", "all us", "main TF", "all TF");
   for (const hopper::BackwardRow& row : hopper::kBackward) {
     const hopper::BackwardConfig& c = row.kernel;
-    if (c.variant != hopper::Variant::kDense || c.dropout || c.wide || c.block_mask ||
-        is_for_some_dense_calls(c)) {
+    if (c.tiles != hopper::Tiles::kDense || c.dropout() || c.wide() || is_for_some_dense_calls(c)) {
       continue;
     }
     const hopper::BackwardKernel kernel = hopper::backward_kernel_at(row, hopper::Element::kBf16);
-    const int d = kernel.config.head_dim, heads = kColumns / d;
-    if (d != kernel.config.head_dim_v) continue;
+    const int d = kernel.config.shape.head_dim, heads = kColumns / d;
+    if (d != kernel.config.shape.head_dim_v) continue;
     for (const bool causal : {false, true}) {
       for (int deterministic = 0; deterministic < 2; ++deterministic)
         for (int s = 512; s <= 16384; s *= d % 64 == 0 ? 2 : 4) {

@@ -35,7 +35,7 @@ __device__ __forceinline__ void help(const BackwardParams& params, BackwardAddre
 }
 
 template <BackwardConfig C>
-using BackwardParamsOf = std::conditional_t<C.wide, WideBackwardParams, BackwardParams>;
+using BackwardParamsOf = std::conditional_t<C.wide(), WideBackwardParams, BackwardParams>;
 
 template <BackwardConfig C>
 __global__ void __launch_bounds__(C.threads(), 1)
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
     }
     constexpr int kQueryReleases = C.splits_dkv() ? 2 * kWarpsPerWarpgroup : 1;
     constexpr int kKeyWarps = C.key_warpgroups() * kWarpsPerWarpgroup;
-    at.k_pipeline().init(C.persistent ? kWarpsPerWarpgroup + C.key_warpgroups() : 1);
+    at.k_pipeline().init(C.persistent() ? kWarpsPerWarpgroup + C.key_warpgroups() : 1);
     ptx::fence_mbarrier_init();
     if (work.exists()) QueryLoader<C>(params, at, work).load_k();
     at.v_pipeline().init(1);
@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(C.threads(), 1)
     ptx::setmaxnreg_dec<C.query_registers()>();
     QueryGradient<C>(params, at, work).run();
     if constexpr (C.pairs()) KeyBlockPair<C>::meet_last();
-  } else if (C.helpers && warpgroup == int(BackwardWarpgroup::kHelpers)) {
-    if constexpr (C.helpers) ptx::setmaxnreg_dec<C.helper_registers()>();
+  } else if (C.shape.helpers && warpgroup == int(BackwardWarpgroup::kHelpers)) {
+    if constexpr (C.shape.helpers) ptx::setmaxnreg_dec<C.helper_registers()>();
     help<C>(params, at, work, HelperWarp(warp % kWarpsPerWarpgroup));
   } else {
     ptx::setmaxnreg_inc<C.key_registers()>();

@@ -40,8 +40,8 @@ inline constexpr int kSemaphoreDepth = 4;
 // Draws' bits of a step and of the next one (score_tile.cuh), for each warpgroup that computes P.
 template <BackwardConfig C>
 struct DropoutBits {
-  unsigned char bits[C.splits_dkv() ? 1 : C.key_warpgroups()][2][C.block_m / kRowsPerWarpgroup]
-                    [cuda::KeyRowDropout::kBytes];
+  unsigned char bits[C.splits_dkv() ? 1 : C.key_warpgroups()][2]
+                    [C.shape.block_m / kRowsPerWarpgroup][cuda::KeyRowDropout::kBytes];
 };
 struct NoDropoutBits {};
 struct NoCapturedTiles {};
@@ -50,7 +50,7 @@ struct NoCapturedTiles {};
 template <BackwardConfig C>
 struct PairTiles {
   alignas(kSmemAlignment) unsigned char k[C.k_tile().bytes() / 2];
-  alignas(kSmemAlignment) unsigned char ds[C.ds_stages][C.ds_tile().bytes()];
+  alignas(kSmemAlignment) unsigned char ds[C.shape.ds_stages][C.ds_tile().bytes()];
 };
 struct NoPairTiles {};
 
@@ -67,34 +67,37 @@ template <BackwardConfig C>
 struct BackwardSmem {
   alignas(kSmemAlignment) unsigned char k[C.k_stages()][C.k_tile().bytes()];
   alignas(kSmemAlignment) unsigned char v[C.v_tile().bytes()];
-  alignas(kSmemAlignment) unsigned char q[C.stages][C.q_tile().bytes()];
+  alignas(kSmemAlignment) unsigned char q[C.shape.stages][C.q_tile().bytes()];
   alignas(kSmemAlignment) unsigned char d_o[C.d_o_stages()][C.d_o_part().bytes()];
   // dS, and behind it P where dK and dV are split or scores are capped; or first P, then dS.
-  alignas(kSmemAlignment) unsigned char ds[C.ds_stages][C.ds_tile().bytes() + C.p_bytes()];
+  alignas(kSmemAlignment) unsigned char ds[C.shape.ds_stages][C.ds_tile().bytes() + C.p_bytes()];
   alignas(C.pairs() ? kSmemAlignment : 1)
       [[no_unique_address]] std::conditional_t<C.pairs(), PairTiles<C>, NoPairTiles> pair;
-  alignas(16) float lse[C.stages][C.block_m];    // in Q's pipeline
-  alignas(16) float delta[C.stages][C.block_m];  // in dO's, or where dK and dV are split in Q's
+  alignas(16) float lse[C.shape.stages][C.shape.block_m];  // in Q's pipeline
+  alignas(16) float delta[C.shape.stages]
+                         [C.shape.block_m];  // in dO's, or where dK and dV are split in Q's
   // k_pipeline, v_pipeline and added_pipeline use `full` alone.
-  alignas(C.dropout ? 16 : 1)
-      [[no_unique_address]] std::conditional_t<C.dropout, DropoutBits<C>, NoDropoutBits> dropout;
+  alignas(C.dropout() ? 16 : 1)
+      [[no_unique_address]] std::conditional_t<C.dropout(), DropoutBits<C>, NoDropoutBits> dropout;
   PipelineBarriers<C.k_stages()> k_pipeline;
   PipelineBarriers<1> v_pipeline;
-  PipelineBarriers<C.stages> q_pipeline;
+  PipelineBarriers<C.shape.stages> q_pipeline;
   PipelineBarriers<C.d_o_stages()> d_o_pipeline;
-  PipelineBarriers<C.ds_stages> ds_pipeline;
-  PipelineBarriers<C.ds_stages> p_pipeline;
+  PipelineBarriers<C.shape.ds_stages> ds_pipeline;
+  PipelineBarriers<C.shape.ds_stages> p_pipeline;
   PipelineBarriers<kSemaphoreDepth> semaphore_pipeline;  // full: this CTA may add; empty: released
   PipelineBarriers<kSemaphoreDepth> added_pipeline;      // full: warpgroup 0 has added
   typename KeyBlockWork<C>::Record work;
   // `full` alone: a captured tensor's tile is in a stage of dS, which is free by ds_pipeline.
-  [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineBarriers<C.ds_stages>,
+  [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineBarriers<C.shape.ds_stages>,
                                            NoCapturedTiles>
       captured_pipeline;
-  [[no_unique_address]] std::conditional_t<C.persistent && !C.block_mask, DrawnTiles, NoDrawnTiles>
+  [[no_unique_address]] std::conditional_t<C.persistent() && !C.block_mask(), DrawnTiles,
+                                           NoDrawnTiles>
       drawn;
   // `full` alone: the other CTA's dS is here.
-  [[no_unique_address]] std::conditional_t<C.pairs(), PipelineBarriers<C.ds_stages>, NoPairTiles>
+  [[no_unique_address]] std::conditional_t<C.pairs(), PipelineBarriers<C.shape.ds_stages>,
+                                           NoPairTiles>
       pair_pipeline;
 };
 
@@ -131,10 +134,11 @@ struct BackwardAddresses {
     return C.pairs() ? address & 0xffffff : address;
   }
   __device__ __forceinline__ uint32_t lse(uint32_t stage) const {
-    return base + uint32_t{offsetof(Smem, lse)} + stage * uint32_t{C.block_m * sizeof(float)};
+    return base + uint32_t{offsetof(Smem, lse)} + stage * uint32_t{C.shape.block_m * sizeof(float)};
   }
   __device__ __forceinline__ uint32_t delta(uint32_t stage) const {
-    return base + uint32_t{offsetof(Smem, delta)} + stage * uint32_t{C.block_m * sizeof(float)};
+    return base + uint32_t{offsetof(Smem, delta)} +
+           stage * uint32_t{C.shape.block_m * sizeof(float)};
   }
   __device__ __forceinline__ uint32_t dropout_bits(int warpgroup) const {
     return base + uint32_t{offsetof(Smem, dropout)} +
@@ -150,22 +154,22 @@ struct BackwardAddresses {
   __device__ __forceinline__ Pipeline<1> v_pipeline() const {
     return {base + uint32_t{offsetof(Smem, v_pipeline)}};
   }
-  __device__ __forceinline__ Pipeline<C.stages> q_pipeline() const {
+  __device__ __forceinline__ Pipeline<C.shape.stages> q_pipeline() const {
     return {base + uint32_t{offsetof(Smem, q_pipeline)}};
   }
   __device__ __forceinline__ Pipeline<C.d_o_stages()> d_o_pipeline() const {
     return {base + uint32_t{offsetof(Smem, d_o_pipeline)}};
   }
-  __device__ __forceinline__ Pipeline<C.ds_stages> ds_pipeline() const {
+  __device__ __forceinline__ Pipeline<C.shape.ds_stages> ds_pipeline() const {
     return {base + uint32_t{offsetof(Smem, ds_pipeline)}};
   }
-  __device__ __forceinline__ Pipeline<C.ds_stages> p_pipeline() const {
+  __device__ __forceinline__ Pipeline<C.shape.ds_stages> p_pipeline() const {
     return {base + uint32_t{offsetof(Smem, p_pipeline)}};
   }
-  __device__ __forceinline__ Pipeline<C.ds_stages> captured_pipeline() const {
+  __device__ __forceinline__ Pipeline<C.shape.ds_stages> captured_pipeline() const {
     return {base + uint32_t{offsetof(Smem, captured_pipeline)}};
   }
-  __device__ __forceinline__ Pipeline<C.ds_stages> pair_pipeline() const {
+  __device__ __forceinline__ Pipeline<C.shape.ds_stages> pair_pipeline() const {
     return {base + uint32_t{offsetof(Smem, pair_pipeline)}};
   }
   __device__ __forceinline__ Pipeline<kSemaphoreDepth> semaphore_pipeline() const {

@@ -23,10 +23,10 @@ class DqSemaphore {
 
   __device__ __forceinline__ void wait_for_all() const {
     ptx::griddepcontrol_wait();  // for the counters' zeros
-    PipelineState<C.stages> queries;
+    PipelineState<C.shape.stages> queries;
     for_each_step([&](Block block, PipelineState<kSemaphoreDepth> cursor) {
       // Its record. dQ's warpgroup does not release the stage before it may add.
-      if constexpr (C.block_mask) at_.q_pipeline().wait_full(queries);
+      if constexpr (C.block_mask()) at_.q_pipeline().wait_full(queries);
       queries.advance();
       const int before = work_.dq_order(block);
       at_.semaphore_pipeline().wait_empty(cursor);

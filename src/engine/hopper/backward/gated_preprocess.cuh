@@ -118,10 +118,10 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   ptx::griddepcontrol_launch_dependents();
   const RowTile tile = row_tile<C>(p.tiles, gridDim.x - 1 - blockIdx.x);
   if (C.general() && tile.block < 0) return;
-  constexpr int kLanes = lanes_per_row(C.head_dim_v);
+  constexpr int kLanes = lanes_per_row(C.shape.head_dim_v);
   constexpr int kRowsAtOnce = kPreprocessThreads / kLanes;
-  constexpr int kPasses = C.block_m / kRowsAtOnce;
-  static_assert(C.block_m % kRowsAtOnce == 0);
+  constexpr int kPasses = C.shape.block_m / kRowsAtOnce;
+  static_assert(C.shape.block_m % kRowsAtOnce == 0);
   const int lane = int(threadIdx.x) % kLanes, column = lane * kVectorColumns;
   const int first = int(threadIdx.x) / kLanes;
   const RowTensor &o = p.rows.o, &d_o = p.rows.d_o;
@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(kPreprocessThreads)
       product += __shfl_xor_sync(0xffffffff, product, distance);
     }
     if (lane == 0) {
-      p.scratch.lse_log2[tile.block * C.block_m + block_row] = statistics[i].lse_log2();
-      p.scratch.delta[tile.block * C.block_m + block_row] = statistics[i].delta(product);
+      p.scratch.lse_log2[tile.block * C.shape.block_m + block_row] = statistics[i].lse_log2();
+      p.scratch.delta[tile.block * C.shape.block_m + block_row] = statistics[i].delta(product);
       if (C.general() && p.sink) of_sink += statistics[i].of_sink(p.sink[tile.head], product);
     }
     float x[kVectorColumns], d_gate[kVectorColumns];

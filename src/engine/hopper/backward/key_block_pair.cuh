@@ -25,7 +25,7 @@ class KeyBlockPair {
   // By one thread, before the CTAs meet.
   __device__ __forceinline__ void init() const {
     at_.pair_pipeline().init(1);
-    for (uint32_t stage = 0; stage < C.ds_stages; ++stage) expect(stage);
+    for (uint32_t stage = 0; stage < C.shape.ds_stages; ++stage) expect(stage);
   }
 
   // All threads, at the start: nobody sends to barriers that are not there yet. What the CTA's own
@@ -44,7 +44,7 @@ class KeyBlockPair {
   // A helper's thread. The stage there is free where this one was: whoever wrote this dS has waited
   // for dQ's warps of both CTAs (release()).
   __device__ __forceinline__ void send_all(int num_steps) const {
-    PipelineState<C.ds_stages> ds;
+    PipelineState<C.shape.ds_stages> ds;
 #pragma unroll 1
     for (int step = 0; step < num_steps; ++step) {
       at_.ds_pipeline().wait_full(ds);
@@ -56,7 +56,7 @@ class KeyBlockPair {
   }
 
   // dQ's warpgroup, for the other's dS.
-  __device__ __forceinline__ void wait_full(PipelineState<C.ds_stages> ds) const {
+  __device__ __forceinline__ void wait_full(PipelineState<C.shape.ds_stages> ds) const {
     at_.pair_pipeline().wait_full(ds);
     if (thread_in_block() == 0) expect(ds.stage());
     __syncwarp();
@@ -65,7 +65,8 @@ class KeyBlockPair {
   // One lane of each of its warps, which has read both dS. What the other CTA has sent has left it
   // then. `sends`: it will send to this stage again.
   __device__ __forceinline__ void release(uint32_t stage, bool sends) const {
-    const Pipeline<C.ds_stages> pipeline = C.p_lies_in_ds() ? at_.p_pipeline() : at_.ds_pipeline();
+    const Pipeline<C.shape.ds_stages> pipeline =
+        C.p_lies_in_ds() ? at_.p_pipeline() : at_.ds_pipeline();
     const uint32_t empty = pipeline.empty(stage);
     ptx::mbarrier_arrive(empty);
     if (sends) ptx::mbarrier_arrive_in_cluster(there(empty));

@@ -27,10 +27,10 @@ namespace fa3::hopper {
 template <BackwardConfig C>
 class KeyBlockWalk {
  public:
-  __device__ __forceinline__ bool is_at_first() const { return !C.persistent || lap_ == 0; }
+  __device__ __forceinline__ bool is_at_first() const { return !C.persistent() || lap_ == 0; }
   __device__ __forceinline__ uint32_t lap() const { return lap_; }
   __device__ __forceinline__ uint32_t k_stage() const {
-    return C.persistent ? lap_ % C.k_stages() : 0;
+    return C.persistent() ? lap_ % C.k_stages() : 0;
   }
 
   __device__ __forceinline__ void wait_for_k(BackwardAddresses<C> at) const {
@@ -39,23 +39,23 @@ class KeyBlockWalk {
   __device__ __forceinline__ void wait_for_v(BackwardAddresses<C> at,
                                              const KeyBlockWork<C>& work) const {
     uint32_t loaded_before = lap_;
-    if constexpr (C.persistent && C.block_mask) loaded_before = uint32_t(work.values_before());
+    if constexpr (C.persistent() && C.block_mask()) loaded_before = uint32_t(work.values_before());
     ptx::mbarrier_wait_parity(at.v_pipeline().full(0), loaded_before % 2);
   }
 
   // Whether the CTA had a step before that of `block`, the key block's `step`-th.
   __device__ __forceinline__ bool has_step_before(
       int step, const typename KeyBlockWork<C>::Block& block) const {
-    if constexpr (C.persistent && C.block_mask) return block.step > 0;
+    if constexpr (C.persistent() && C.block_mask()) return block.step > 0;
     return step > 0 || !is_at_first();
   }
 
   // To the CTA's next key block, whose K is here then; false: there is none.
   __device__ __forceinline__ bool advance(BackwardAddresses<C> at, KeyBlockWork<C>& work) {
-    static_assert(C.persistent);
+    static_assert(C.persistent());
     ++lap_;
     wait_for_k(at);
-    if constexpr (C.block_mask) {
+    if constexpr (C.block_mask()) {
       return work.enter(lap_);
     } else {
       const int tile = int(ptx::ld_shared_b32(at.drawn_tile(lap_)));
@@ -70,15 +70,15 @@ class KeyBlockWalk {
 
 // A thread's key block: of a persistent CTA its own, for warpgroups are at different ones.
 template <BackwardConfig C>
-using OwnKeyBlock = std::conditional_t<C.persistent, KeyBlockWork<C>, const KeyBlockWork<C>&>;
+using OwnKeyBlock = std::conditional_t<C.persistent(), KeyBlockWork<C>, const KeyBlockWork<C>&>;
 
 // The CTA's first. Of a persistent CTA found again: what lives from before the warpgroups part
 // would be spilled.
 template <BackwardConfig C>
 __device__ __forceinline__ OwnKeyBlock<C> first_key_block(const KeyBlockWork<C>& work) {
-  if constexpr (C.persistent) {
+  if constexpr (C.persistent()) {
     KeyBlockWork<C> own = work;
-    if constexpr (C.block_mask) {
+    if constexpr (C.block_mask()) {
       own.enter(0);
     } else {
       own.move_to(int(ptx::block_in_grid()));

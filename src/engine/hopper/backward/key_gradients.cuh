@@ -41,22 +41,22 @@ class KeyGradients {
     do {
       run_key_block();
     } while (next_key_block());
-    if (C.persistent && stores()) ptx::cp_async_bulk_wait_group_read<0>();
+    if (C.persistent() && stores()) ptx::cp_async_bulk_wait_group_read<0>();
   }
 
  private:
   using Tile = ScoreTile<C>;
-  using Cursor = PipelineState<C.stages>;
+  using Cursor = PipelineState<C.shape.stages>;
   using Block = typename KeyBlockWork<C>::Block;
   static_assert(C.dk_tile().bytes() <= C.q_tile().bytes() &&
                 C.dv_tile().bytes() <= C.d_o_tile().bytes());
-  static_assert(C.key_warpgroups() <= C.stages && C.key_warpgroups() <= C.ds_stages);
-  static_assert(!C.persistent ||
+  static_assert(C.key_warpgroups() <= C.shape.stages && C.key_warpgroups() <= C.shape.ds_stages);
+  static_assert(!C.persistent() ||
                 C.dv_tile().bytes() + C.dk_tile().bytes() <= C.ds_tile().slab_bytes());
 
   // A persistent CTA goes on.
   __device__ __forceinline__ bool next_key_block() {
-    if constexpr (C.persistent) {
+    if constexpr (C.persistent()) {
       if (work_.num_steps() > 0) cursor_.advance();
       if (!walk_.advance(at_, work_)) return false;
       first_key_ = work_.first_key() + warpgroup_ * kRowsPerWarpgroup;
@@ -68,12 +68,12 @@ class KeyGradients {
   }
 
   __device__ __forceinline__ void run_key_block() {
-    float dk[C.head_dim / 2] = {};
-    float dv[C.head_dim_v / 2] = {};
+    float dk[C.shape.head_dim / 2] = {};
+    float dv[C.shape.head_dim_v / 2] = {};
     if (work_.num_steps() > 0) {
       sum(dk, dv);
     } else if (!C.stores_together() && leave_as_tiles()) {
-      if constexpr (C.persistent) {
+      if constexpr (C.persistent()) {
         if (walk_.is_at_first()) walk_.wait_for_k(at_);  // no phase of a barrier may be missed
         wait_for_copies();
       }
@@ -83,14 +83,15 @@ class KeyGradients {
       store_together(dk, dv);
     } else if (leave_as_tiles()) {
       store_dk(dk);
-    } else if (C.splits_steps && params_.order.step_splits > 1) {
+    } else if (C.splits_steps() && params_.order.step_splits > 1) {
       add(dk, dv);
     } else {
       store_wide(dk, dv);
     }
   }
 
-  __device__ __forceinline__ void add(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
+  __device__ __forceinline__ void add(float (&dk)[C.shape.head_dim / 2],
+                                      float (&dv)[C.shape.head_dim_v / 2]) {
     const int64_t block = dkv_block<C>(params_);
     const DkvAccum& accum = params_.dkv_accum;
     const int rows = int(thread_in_block()) / kWarpgroupSize - int(BackwardWarpgroup::kFirstKey);
@@ -104,13 +105,13 @@ class KeyGradients {
   // products. So the kernels with float32 gradients have both ways, behind a number that is always
   // 0.
   __device__ __forceinline__ bool leave_as_tiles() const {
-    if (C.splits_steps && params_.order.step_splits > 1) return false;
-    return !C.wide || params_.zero != 0;
+    if (C.splits_steps() && params_.order.step_splits > 1) return false;
+    return !C.wide() || params_.zero != 0;
   }
 
-  __device__ __forceinline__ void store_together(const float (&dk)[C.head_dim / 2],
-                                                 const float (&dv)[C.head_dim_v / 2]) {
-    static_assert(!C.persistent && !C.wide && !C.splits_steps);
+  __device__ __forceinline__ void store_together(const float (&dk)[C.shape.head_dim / 2],
+                                                 const float (&dv)[C.shape.head_dim_v / 2]) {
+    static_assert(!C.persistent() && !C.wide() && !C.splits_steps());
     keys_done(warpgroup_);
     store_gradient<C.element, C.dk_tile()>(at_.q(warpgroup_), dk, work_.scale());
     store_gradient<C.element, C.dv_tile()>(at_.d_o(warpgroup_), dv, value_scale<C>(params_));
@@ -127,8 +128,8 @@ class KeyGradients {
 
   // dV goes to this warpgroup's rows of V, which no other reads; of a persistent CTA, whose next V
   // comes, to this warpgroup's slab of a dS that dQ's warpgroup has released.
-  __device__ __forceinline__ void store_dv(const float (&dv)[C.head_dim_v / 2]) {
-    if constexpr (C.persistent) {
+  __device__ __forceinline__ void store_dv(const float (&dv)[C.shape.head_dim_v / 2]) {
+    if constexpr (C.persistent()) {
       at_.ds_pipeline().wait_empty(ds_cursor_);
       store_gradient<C.element, C.dv_tile()>(own_slab(), dv, value_scale<C>(params_));
       copy<C.dv_tile(), C.dv_tile().slab_bytes()>(params_.dv_map, params_.columns_v, own_slab());
@@ -141,13 +142,14 @@ class KeyGradients {
   }
 
   // dK goes to the stage behind the last step's, if that is free for certain: this warpgroup has
-  // handed over the last dS, so the other, at most C.ds_stages behind, reads no earlier stage.
-  __device__ __forceinline__ void store_dk(const float (&dk)[C.head_dim / 2]) {
+  // handed over the last dS, so the other, at most C.shape.ds_stages behind, reads no earlier
+  // stage.
+  __device__ __forceinline__ void store_dk(const float (&dk)[C.shape.head_dim / 2]) {
     uint32_t tile = at_.q(warpgroup_);
-    if constexpr (C.persistent) {
+    if constexpr (C.persistent()) {
       tile = own_slab() + C.dv_tile().bytes();
-    } else if constexpr (C.stages >= C.ds_stages + 2) {
-      const uint32_t stage = uint32_t(work_.num_steps()) % C.stages;
+    } else if constexpr (C.shape.stages >= C.shape.ds_stages + 2) {
+      const uint32_t stage = uint32_t(work_.num_steps()) % C.shape.stages;
       tile = warpgroup_ == 0 ? at_.q(stage) : at_.d_o(stage);
     } else {
       keys_done(warpgroup_);
@@ -155,7 +157,7 @@ class KeyGradients {
     store_gradient<C.element, C.dk_tile()>(tile, dk, work_.scale());
     copy<C.dk_tile(), C.dk_tile().slab_bytes()>(params_.dk_map, params_.columns, tile);
     if (!stores()) return;
-    if constexpr (C.persistent) {
+    if constexpr (C.persistent()) {
       ptx::cp_async_bulk_commit_group();
       at_.k_pipeline().release(walk_.k_stage());
     } else {
@@ -187,9 +189,9 @@ class KeyGradients {
     ptx::bar_sync(int(BackwardBarrier::kStore) + warpgroup_, kWarpgroupSize);
   }
 
-  __device__ __forceinline__ void store_wide(const float (&dk)[C.head_dim / 2],
-                                             const float (&dv)[C.head_dim_v / 2]) {
-    if constexpr (C.wide) {
+  __device__ __forceinline__ void store_wide(const float (&dk)[C.shape.head_dim / 2],
+                                             const float (&dv)[C.shape.head_dim_v / 2]) {
+    if constexpr (C.wide()) {
       const auto& wide = static_cast<const WideBackwardParams&>(params_);
       const ptx::TileCoordinates place = work_.gradients(first_key_);
       store_wide_gradient<C>(wide, wide.dk, place, dk, work_.scale());
@@ -197,7 +199,8 @@ class KeyGradients {
     }
   }
 
-  __device__ __forceinline__ void sum(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
+  __device__ __forceinline__ void sum(float (&dk)[C.shape.head_dim / 2],
+                                      float (&dv)[C.shape.head_dim_v / 2]) {
     const auto steps = work_.steps();
     int num_steps = work_.num_steps();
     Block block = work_.first_queries();
@@ -215,7 +218,7 @@ class KeyGradients {
     // the compiler serialises the products.
     typename Tile::Scores p;
     first_p(p, block);
-    if constexpr (C.persistent) wait_for_copies();
+    if constexpr (C.persistent()) wait_for_copies();
     walk_.wait_for_v(at_, work_);
     at_.d_o_pipeline().wait_full(d_o_cursor(cursor_));
     for (int step = 1;; ++step) {
@@ -259,13 +262,13 @@ class KeyGradients {
   // block.
   __device__ __forceinline__ void score_gradient(typename Tile::Packed& packed,
                                                  typename Tile::Scores& p,
-                                                 float (&dv)[C.head_dim_v / 2], Block block) {
+                                                 float (&dv)[C.shape.head_dim_v / 2], Block block) {
     const uint32_t stage = d_o_cursor(cursor_).stage();
     [[maybe_unused]] typename Tile::Packed signed_p;
     [[maybe_unused]] typename Tile::Dropped dropped;
     if constexpr (C.signs_p()) dropout_.exchange(dropped);
     [[maybe_unused]] const Block here = block;
-    if constexpr (C.dropout) {
+    if constexpr (C.dropout()) {
       block.advance(work_.steps());
       draw(block);
     }
@@ -324,7 +327,7 @@ class KeyGradients {
     if constexpr (C.leaves_out_steps() && !kHasScoreFunction) {
       const QuerySteps all = work_.steps();
       const QuerySteps seen =
-          query_steps(work_.extents(), first_key_, kRowsPerWarpgroup, C.block_m);
+          query_steps(work_.extents(), first_key_, kRowsPerWarpgroup, C.shape.block_m);
       if (seen.per_head() == 0) return {false, false};
       return {seen.first_block > all.first_block, seen.end_block < all.end_block};
     } else {
@@ -340,7 +343,7 @@ class KeyGradients {
 
   // The next block's P, under dK += dS Q.
   __device__ __forceinline__ void next_p(typename Tile::Scores& p, Block block,
-                                         float (&dk)[C.head_dim / 2],
+                                         float (&dk)[C.shape.head_dim / 2],
                                          const typename Tile::Packed& ds) {
     const Cursor next = cursor_.next();
     ptx::wgmma_fence();
@@ -357,9 +360,9 @@ class KeyGradients {
   }
 
   // dV leaves under it.
-  __device__ __forceinline__ void last_key_gradient(float (&dk)[C.head_dim / 2],
+  __device__ __forceinline__ void last_key_gradient(float (&dk)[C.shape.head_dim / 2],
                                                     const typename Tile::Packed& ds,
-                                                    const float (&dv)[C.head_dim_v / 2],
+                                                    const float (&dv)[C.shape.head_dim_v / 2],
                                                     bool last_is_unseen) {
     ptx::wgmma_fence();
     issue_dk(dk, ds);
@@ -375,7 +378,7 @@ class KeyGradients {
         tile::k_major_low(at_.in_cta(at_.q(stage))));
   }
 
-  __device__ __forceinline__ void issue_dk(float (&dk)[C.head_dim / 2],
+  __device__ __forceinline__ void issue_dk(float (&dk)[C.shape.head_dim / 2],
                                            const typename Tile::Packed& ds) {
     const uint32_t q = at_.in_cta(at_.q(cursor_.stage()));
     tile::issue_ab<C.element, C.q_tile()>(dk, ds, tile::mn_major_low(C.q_tile(), q));
@@ -400,26 +403,26 @@ class KeyGradients {
     return FunctionTile<C>::captured_tile(stage, warpgroup_ * kRowsPerWarpgroup);
   }
   __device__ __forceinline__ TilePlace place_of(Block block) const {
-    return {work_.sequence(), block.head, first_key_, block.m_block * C.block_m};
+    return {work_.sequence(), block.head, first_key_, block.m_block * C.shape.block_m};
   }
 
   __device__ __forceinline__ void hide(typename Tile::Scores& scores, Block block) {
-    if constexpr (C.block_mask) {
+    if constexpr (C.block_mask()) {
       const uint32_t* const bits = work_.at(block).bits;
       if (bits) {
         hide_transposed(scores, bits, warpgroup_ * kRowsPerWarpgroup,
                         int(thread_in_block() % kWarpgroupSize));
       }
     } else {
-      const int first_row = block.m_block * C.block_m;
+      const int first_row = block.m_block * C.shape.block_m;
       if (Tile::is_masked(unmasked_, first_row)) {
         Tile::mask(scores, work_.extents(), first_key_, first_row);
       }
     }
   }
   __device__ __forceinline__ void draw(Block block) {
-    if constexpr (C.dropout) {
-      dropout_.draw(work_.sequence(), block.head, block.m_block * C.block_m);
+    if constexpr (C.dropout()) {
+      dropout_.draw(work_.sequence(), block.head, block.m_block * C.shape.block_m);
     }
   }
 
@@ -448,7 +451,7 @@ class KeyGradients {
   KeyRangeOf<int> unmasked_;  // queries that see all keys of this warpgroup
   [[no_unique_address]] typename Tile::DropoutHook dropout_;
   Cursor cursor_;
-  PipelineState<C.ds_stages> ds_cursor_;
+  PipelineState<C.shape.ds_stages> ds_cursor_;
 };
 
 }  // namespace fa3::hopper

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kWarpgroupSize)
     }
   }
 
-  if constexpr (C.wide) {
+  if constexpr (C.wide()) {
     store_wide_part<C>(p, tile, part, sums, scale);
   } else {
     store_part<C>(p.gradient, tile, part, sums, scale);

@@ -17,10 +17,10 @@ template <BackwardConfig C, int Threads, class Tile, class Meanwhile, class Use>
 __device__ __forceinline__ void for_each_row(const RowOperands& p, const Tile& tile,
                                              Meanwhile meanwhile, Use use) {
   const int thread = int(threadIdx.x);
-  constexpr int kLanes = lanes_per_row(C.head_dim_v);
+  constexpr int kLanes = lanes_per_row(C.shape.head_dim_v);
   constexpr int kRowsAtOnce = Threads / kLanes;
-  constexpr int kPasses = C.block_m / kRowsAtOnce;
-  static_assert(C.block_m % kRowsAtOnce == 0);
+  constexpr int kPasses = C.shape.block_m / kRowsAtOnce;
+  static_assert(C.shape.block_m % kRowsAtOnce == 0);
   const int lane = thread % kLanes;
   const int column = lane * kVectorColumns;
   const int first = thread / kLanes;
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   for_each_row<C, kPreprocessThreads>(
       p.rows, tile, [&] { clear_sums<C>(p.scratch, tile); },
       [&](int row, const RowStatistics& statistics, float product) {
-        p.scratch.lse_log2[tile.block * C.block_m + row] = statistics.lse_log2();
-        p.scratch.delta[tile.block * C.block_m + row] = statistics.delta(product);
+        p.scratch.lse_log2[tile.block * C.shape.block_m + row] = statistics.lse_log2();
+        p.scratch.delta[tile.block * C.shape.block_m + row] = statistics.delta(product);
         if (C.general() && p.sink) of_sink += statistics.of_sink(p.sink[tile.head], product);
       });
   if (C.general() && p.sink) {

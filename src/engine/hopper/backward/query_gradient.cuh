@@ -35,7 +35,7 @@ class QueryGradient {
       : params_(params), at_(at), work_(first_key_block<C>(work)), loader_(params, at, work) {}
 
   __device__ __forceinline__ void run() {
-    const bool loads = !C.helpers && thread_in_block() < kWarpSize && ptx::elect_sync();
+    const bool loads = !C.shape.helpers && thread_in_block() < kWarpSize && ptx::elect_sync();
     if (loads) loader_.load_inputs();
     if constexpr (kLoadsTile) {
       if (loads) captured_.load_first();
@@ -46,7 +46,7 @@ class QueryGradient {
 
     at_.k_pipeline().wait_full({});
     Cursors cursors;
-    if constexpr (C.persistent) {
+    if constexpr (C.persistent()) {
       KeyBlockWalk<C> walk;
       do {
         add_key_block(loads, walk, cursors);
@@ -60,8 +60,8 @@ class QueryGradient {
 
  private:
   struct Cursors {
-    PipelineState<C.ds_stages> ds;
-    PipelineState<C.stages> queries;  // the step before
+    PipelineState<C.shape.ds_stages> ds;
+    PipelineState<C.shape.stages> queries;  // the step before
     PipelineState<kSemaphoreDepth> semaphore;
   };
 
@@ -93,8 +93,8 @@ class QueryGradient {
             }
           }
 #endif
-          if (C.helpers && any_before) release_queries(queries);
-          if constexpr (C.persistent) {  // nor, at the last step, V
+          if (C.shape.helpers && any_before) release_queries(queries);
+          if constexpr (C.persistent()) {  // nor, at the last step, V
             if (step + 1 == num_steps && thread_in_block() == 0) at_.v_pipeline().release(0);
           }
           __syncwarp();
@@ -106,7 +106,7 @@ class QueryGradient {
           if constexpr (cuda::kScore.stores_gradient) {
             if (thread_in_block() == 0) ptx::cp_async_bulk_wait_group_read<0>();
           }
-          release(ds, step + C.ds_stages < num_steps);
+          release(ds, step + C.shape.ds_stages < num_steps);
           if constexpr (kLoadsTile) {
             if (loads) captured_.load_next();
             __syncwarp();
@@ -124,7 +124,7 @@ class QueryGradient {
   }
 
   // A part's slab of K's columns.
-  static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_accum().columns()};
+  static constexpr tile::TileLayout kKSlab{C.shape.block_n, C.dq_accum().columns()};
   static constexpr int kPartFloats = C.dq_accum().part_floats() / kWarpgroupSize;
 
   // A pair's CTA has half of the columns.
@@ -134,8 +134,8 @@ class QueryGradient {
 
   // Part `i` of this CTA's.
   __device__ __forceinline__ void issue_product(float (&dq)[kPartFloats],
-                                                PipelineState<C.ds_stages> ds, uint32_t k, int part,
-                                                int i) {
+                                                PipelineState<C.shape.ds_stages> ds, uint32_t k,
+                                                int part, int i) {
     const uint32_t first_row = C.dq_accum().first_row(part) * C.ds_tile().row_bytes();
     const int slab = part % C.dq_accum().column_parts();
     issue_product(dq, at_.ds(ds.stage()) + first_row, k, slab, false);
@@ -157,7 +157,7 @@ class QueryGradient {
   }
 
   __device__ __forceinline__ bool adds_in_order() const {
-    return C.helpers && hopper::adds_in_order<C>(params_);
+    return C.shape.helpers && hopper::adds_in_order<C>(params_);
   }
 
   __device__ __forceinline__ void arrive_added(PipelineState<kSemaphoreDepth> state) {
@@ -168,7 +168,7 @@ class QueryGradient {
   }
 
   // Where dK and dV are split, their warpgroups release Q and dO themselves; others may dO.
-  __device__ __forceinline__ void release_queries(PipelineState<C.stages>& queries) {
+  __device__ __forceinline__ void release_queries(PipelineState<C.shape.stages>& queries) {
     if constexpr (!C.splits_dkv()) {
       if (thread_in_block() == 0) {
         at_.q_pipeline().release(queries.stage());
@@ -179,7 +179,7 @@ class QueryGradient {
   }
 
   // `again`: there is another dS for the stage.
-  __device__ __forceinline__ void release(PipelineState<C.ds_stages> ds, bool again) {
+  __device__ __forceinline__ void release(PipelineState<C.shape.ds_stages> ds, bool again) {
     if (thread_in_block() % kWarpSize != 0) return;
     if constexpr (C.pairs()) {
       KeyBlockPair<C>(at_).release(ds.stage(), again);

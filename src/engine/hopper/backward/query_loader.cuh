@@ -30,7 +30,7 @@ class QueryLoader {
     ptx::griddepcontrol_wait();
     load_first_rows();
     load_other_queries();
-    if constexpr (C.persistent) {
+    if constexpr (C.persistent()) {
       while (load_next_key_block()) load_other_queries();
     }
   }
@@ -63,7 +63,7 @@ class QueryLoader {
   __device__ __forceinline__ void load_first_queries() {
     load_first_rows();
 #pragma unroll 1
-    for (int i = 1; i < C.stages; ++i) load_next_queries();
+    for (int i = 1; i < C.shape.stages; ++i) load_next_queries();
   }
 
   // Into the stages of the oldest step. Without helpers the caller knows that they are free.
@@ -79,16 +79,16 @@ class QueryLoader {
     ptx::TileCoordinates queries;
     int64_t row;  // in the scratch
   };
-  static constexpr uint32_t kStatisticsBytes = C.block_m * sizeof(float);
+  static constexpr uint32_t kStatisticsBytes = C.shape.block_m * sizeof(float);
 
   __device__ __forceinline__ Step next_step() const {
-    return {work_.queries(block_), work_.scratch_block(block_) * C.block_m};
+    return {work_.queries(block_), work_.scratch_block(block_) * C.shape.block_m};
   }
 
   __device__ __forceinline__ void load_q(const Step& step) const {
     const uint32_t stage = cursor_.stage();
-    if constexpr (C.helpers) at_.q_pipeline().wait_empty(cursor_);
-    if constexpr (C.block_mask) work_.record(block_);
+    if constexpr (C.shape.helpers) at_.q_pipeline().wait_empty(cursor_);
+    if constexpr (C.block_mask()) work_.record(block_);
     constexpr int kStatistics = C.splits_dkv() ? 2 : 1;
     load(q_map(), C.q_tile(), at_.q(stage), at_.q_pipeline().full(stage),
          kStatistics * kStatisticsBytes, step.queries);
@@ -105,7 +105,7 @@ class QueryLoader {
       load_d_o(step.queries);
     } else {
       const uint32_t d_o_stage = d_o_cursor().stage();
-      if constexpr (C.helpers) at_.d_o_pipeline().wait_empty(d_o_cursor());
+      if constexpr (C.shape.helpers) at_.d_o_pipeline().wait_empty(d_o_cursor());
       load(d_o_map(), C.d_o_tile(), at_.d_o(d_o_stage), at_.d_o_pipeline().full(d_o_stage),
            kStatisticsBytes, step.queries);
       ptx::cp_async_bulk_load(at_.delta(d_o_stage), params_.scratch.delta + step.row,
@@ -128,7 +128,7 @@ class QueryLoader {
     if (work_.num_steps() > 0) v_cursor_.advance();
     k_cursor_.advance();
     const int tile = draw();
-    if constexpr (C.block_mask) {
+    if constexpr (C.block_mask()) {
       work_.describe_next(tile);
     } else {
       ptx::st_shared_b32(at_.drawn_tile(++lap_), uint32_t(tile));
@@ -216,7 +216,7 @@ class QueryLoader {
   OwnKeyBlock<C> work_;  // whose queries it loads
   decltype(std::declval<const KeyBlockWork<C>&>().first_loaded()) block_;
   int left_;  // steps to load
-  PipelineState<C.stages> cursor_;
+  PipelineState<C.shape.stages> cursor_;
   PipelineState<C.d_o_stages()> d_o_cursor_;  // where those are not Q's
   PipelineState<C.k_stages()> k_cursor_;      // of a persistent CTA, like v_cursor_
   PipelineState<1> v_cursor_;

@@ -44,13 +44,13 @@ __device__ __forceinline__ RowTile row_tile(const RowTiles& p, int64_t number) {
     if (entry >= *p.varlen.num_entries) return {.block = -1};
     const SequenceTiles& s = p.varlen.sequences[entry];
     const TileIndex index = s.order.tile(tile - s.first_entry * blocks.heads);
-    const ScratchPlace place = p.packed
-                                   ? ScratchPlace::of_packed(s.number, s.queries.begin, C.block_m)
-                                   : ScratchPlace{s.queries.batch, 0};
+    const ScratchPlace place =
+        p.packed ? ScratchPlace::of_packed(s.number, s.queries.begin, C.shape.block_m)
+                 : ScratchPlace{s.queries.batch, 0};
     return {blocks.block(place, index.pack, index.m_block),
             s.queries.batch,
             index.pack,
-            index.m_block * C.block_m,
+            index.m_block * C.shape.block_m,
             s.queries.begin,
             s.queries.count,
             s.queries.used,
@@ -59,7 +59,7 @@ __device__ __forceinline__ RowTile row_tile(const RowTiles& p, int64_t number) {
   return {number,
           int(number / blocks.of_head / blocks.heads),
           int(number / blocks.of_head % blocks.heads),
-          int(number % blocks.of_head) * C.block_m,
+          int(number % blocks.of_head) * C.shape.block_m,
           0,
           p.seqlen,
           p.seqlen,

@@ -72,8 +72,8 @@ class ShortSequence {
       ptx::fence_mbarrier_init();
       load_keys();
     }
-    float dk[C.head_dim / 2] = {};
-    float dv[C.head_dim_v / 2] = {};
+    float dk[C.shape.head_dim / 2] = {};
+    float dv[C.shape.head_dim_v / 2] = {};
     PipelineState<1> cursor;
     const int packs = params_.heads_per_kv_head >> pack().log2;
 #pragma unroll 1
@@ -97,8 +97,8 @@ class ShortSequence {
 
  private:
   using Tile = ScoreTile<C>;
-  static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_accum().columns()};
-  static_assert(C.block_m == kRowsPerWarpgroup && C.block_n == kRowsPerWarpgroup);
+  static constexpr tile::TileLayout kKSlab{C.shape.block_n, C.dq_accum().columns()};
+  static_assert(C.shape.block_m == kRowsPerWarpgroup && C.shape.block_n == kRowsPerWarpgroup);
 
   // One head a tile is known to the compiler, which is worth 4 to 7%.
   __device__ __forceinline__ PackGqa pack() const {
@@ -107,8 +107,8 @@ class ShortSequence {
   }
 
   // The heads of a pack.
-  __device__ __forceinline__ void add_heads(float (&dk)[C.head_dim / 2],
-                                            float (&dv)[C.head_dim_v / 2], int number,
+  __device__ __forceinline__ void add_heads(float (&dk)[C.shape.head_dim / 2],
+                                            float (&dv)[C.shape.head_dim_v / 2], int number,
                                             PipelineState<1> cursor) {
     if (threadIdx.x == 0) load_queries(number);
     const auto rows = rows_of(number);
@@ -181,9 +181,9 @@ class ShortSequence {
 
   __device__ __forceinline__ void mask(typename Tile::Scores& scores) const {
     const SequenceExtents extents{queries_.used, keys_.used, params_.mask, 0};
-    const KeyRangeOf<int> unmasked = unmasked_queries(extents, 0, C.block_n);
+    const KeyRangeOf<int> unmasked = unmasked_queries(extents, 0, C.shape.block_n);
     if constexpr (Packs) {
-      if (unmasked.begin <= 0 && unmasked.end >= C.block_m >> pack().log2) return;
+      if (unmasked.begin <= 0 && unmasked.end >= C.shape.block_m >> pack().log2) return;
       const PackedQueryEdge edge{{extents, 0}, pack()};
       mask_scores(scores, edge, PackGqa{}, int(threadIdx.x), 0);
     } else if (Tile::is_masked(unmasked, 0)) {
@@ -193,13 +193,13 @@ class ShortSequence {
 
   __device__ __forceinline__ void load_keys() {
     const ptx::TileCoordinates from =
-        tile::clipped_place(keys_.begin, keys_.used, 0, C.block_n, kv_head_, keys_.batch);
+        tile::clipped_place(keys_.begin, keys_.used, 0, C.shape.block_n, kv_head_, keys_.batch);
     load({params_.k_map, params_.k_outside, params_.columns}, C.k_tile(), at_.k(), from,
          {params_.v_map, params_.v_outside, params_.columns_v}, C.v_tile(), at_.v(),
-         from.inner < C.block_n, at_.k_pipeline().full(0));
+         from.inner < C.shape.block_n, at_.k_pipeline().full(0));
   }
   __device__ __forceinline__ void load_queries(int number) {
-    const int box = C.block_m >> pack().log2;
+    const int box = C.shape.block_m >> pack().log2;
     ptx::TileCoordinates from =
         tile::clipped_place(queries_.begin, queries_.used, 0, box, number, queries_.batch);
     const bool some_inside = from.inner < box;
@@ -241,7 +241,7 @@ __device__ __forceinline__ void clear_rows(const RowTensor& t, const SequenceRow
 }
 
 template <BackwardConfig C, bool Packs>
-__global__ void __launch_bounds__(kWarpgroupSize, C.head_dim <= 64 ? 3 : 2)
+__global__ void __launch_bounds__(kWarpgroupSize, C.shape.head_dim <= 64 ? 3 : 2)
     short_sequences_kernel(const __grid_constant__ ShortSequencesParams p) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
   const int kv_heads = p.main.order.num_kv_heads;

@@ -39,7 +39,7 @@ class SplitKeyGradients {
     float sums[kSumTile.columns / 2] = {};
     if (work_.num_steps() > 0) sum(sums);
     // Asked at run time: in a kernel with add() alone the compiler serialises the products.
-    if (C.splits_steps && params_.order.step_splits > 1) {
+    if (C.splits_steps() && params_.order.step_splits > 1) {
       add(sums);
     } else {
       store(sums);
@@ -48,7 +48,7 @@ class SplitKeyGradients {
 
  private:
   using Tile = ScoreTile<C>;
-  using QCursor = PipelineState<C.stages>;
+  using QCursor = PipelineState<C.shape.stages>;
   using DoCursor = PipelineState<C.d_o_stages()>;  // of dO's parts
   static constexpr bool kSumsDv = Sum == KeyGradient::kDv;
   static constexpr int kDoParts = C.d_o_parts();
@@ -60,7 +60,7 @@ class SplitKeyGradients {
   static constexpr tile::TileLayout kSumPart{kSummed.rows, kSummed.columns / kSumParts};
   static_assert(kSumParts == 1 || kSumPart.slab_columns() == kSummed.slab_columns());
   static_assert(!kSumsDv || kSumParts % kDoParts == 0);
-  static_assert(C.block_n == kRowsPerWarpgroup && kSumTile.bytes() <= kSummed.bytes());
+  static_assert(C.shape.block_n == kRowsPerWarpgroup && kSumTile.bytes() <= kSummed.bytes());
 
   __device__ __forceinline__ void add(float (&sums)[kSumTile.columns / 2]) {
     constexpr AccumLayout kAccum = kSumsDv ? C.dv_accum() : C.dk_accum();
@@ -154,7 +154,7 @@ class SplitKeyGradients {
     if constexpr (!kSumsDv) at_.q_pipeline().wait_full(q_);  // which has both statistics
     Tile::read(statistics, kSumsDv ? at_.lse(q_.stage()) : at_.delta(q_.stage()));
     if constexpr (kSumsDv) {
-      dropout_.draw(work_.sequence(), block.head, block.m_block * C.block_m);
+      dropout_.draw(work_.sequence(), block.head, block.m_block * C.shape.block_m);
     }
     wait_and_release_summed();
     if constexpr (kSumsDv) {
@@ -201,7 +201,7 @@ class SplitKeyGradients {
 
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
                                                const typename Tile::Lse& lse, QueryBlock block) {
-    const int first_row = block.m_block * C.block_m;
+    const int first_row = block.m_block * C.shape.block_m;
     const auto score = Tile::score_of(params_);
     if constexpr (kHasScoreFunction) {
       if constexpr (C.stores_other_p()) at_.p_pipeline().wait_empty(out_);
@@ -209,7 +209,8 @@ class SplitKeyGradients {
     } else {
       score.prepare(scores);
     }
-    if (Tile::is_masked(unmasked_queries(work_.extents(), first_key_, C.block_n), first_row)) {
+    if (Tile::is_masked(unmasked_queries(work_.extents(), first_key_, C.shape.block_n),
+                        first_row)) {
       Tile::mask(scores, work_.extents(), first_key_, first_row);
     }
     if constexpr (kHasScoreFunction) {
@@ -220,7 +221,7 @@ class SplitKeyGradients {
     }
   }
   __device__ __forceinline__ TilePlace place_of(QueryBlock block) const {
-    return {work_.sequence(), block.head, first_key_, block.m_block * C.block_m};
+    return {work_.sequence(), block.head, first_key_, block.m_block * C.shape.block_m};
   }
 
   __device__ __forceinline__ void differentiate(typename Tile::Scores& dp,
@@ -243,7 +244,7 @@ class SplitKeyGradients {
   // P in registers' order, for the same thread of dK's warpgroup, unless exponentiate() has stored
   // its other form; dS as a tile for a product.
   __device__ __forceinline__ void hand_over(const typename Tile::Packed& packed) {
-    const Pipeline<C.ds_stages> pipeline = kSumsDv ? at_.p_pipeline() : at_.ds_pipeline();
+    const Pipeline<C.shape.ds_stages> pipeline = kSumsDv ? at_.p_pipeline() : at_.ds_pipeline();
     if constexpr (kSumsDv ? !C.stores_other_p() : !C.pairs()) pipeline.wait_empty(out_);
     if constexpr (kSumsDv && !C.stores_other_p()) {
       Tile::store_packed(at_.p(out_.stage()), packed);
@@ -276,8 +277,8 @@ class SplitKeyGradients {
   DoCursor d_o_;
   std::conditional_t<kSumsDv, DoCursor, QCursor> summed_;  // what the sum before has read
   int sums_behind_ = 0;
-  PipelineState<C.ds_stages> out_;
-  PipelineState<C.ds_stages> p_cursor_;
+  PipelineState<C.shape.ds_stages> out_;
+  PipelineState<C.shape.ds_stages> p_cursor_;
 };
 
 }  // namespace fa3::hopper

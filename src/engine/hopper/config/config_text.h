@@ -8,8 +8,11 @@
 
 namespace fa3::hopper {
 
-constexpr const char* type_name(Variant) {
-  return "Variant";
+constexpr const char* type_name(Sharing) {
+  return "Sharing";
+}
+constexpr const char* type_name(Gradients) {
+  return "Gradients";
 }
 constexpr const char* type_name(Operands) {
   return "Operands";
@@ -50,11 +53,15 @@ constexpr auto fields_of(const Kernel& kernel) {
 }
 static_assert(cuda::has_all_fields<Kernel>());
 
+constexpr auto fields_of(const BackwardShape& shape) {
+  const auto& [head_dim, head_dim_v, block_m, block_n, stages, ds_stages, helpers] = shape;
+  return std::tie(head_dim, head_dim_v, block_m, block_n, stages, ds_stages, helpers);
+}
+static_assert(cuda::has_all_fields<BackwardShape>());
+
 constexpr auto fields_of(const BackwardConfig& config) {
-  const auto& [element, head_dim, head_dim_v, block_m, block_n, stages, ds_stages, helpers, variant,
-               splits_steps, dropout, block_mask, wide, in_pairs, persistent] = config;
-  return std::tie(element, head_dim, head_dim_v, block_m, block_n, stages, ds_stages, helpers,
-                  variant, splits_steps, dropout, block_mask, wide, in_pairs, persistent);
+  const auto& [shape, element, tiles, scores, weights, gradients, sharing] = config;
+  return std::tie(shape, element, tiles, scores, weights, gradients, sharing);
 }
 static_assert(cuda::has_all_fields<BackwardConfig>());
 

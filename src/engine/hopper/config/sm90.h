@@ -24,7 +24,7 @@ constexpr int smem_bytes_of_each(int blocks) {
   return (kMaxSmemBytes + kOwnSmemBytes) / blocks - kOwnSmemBytes;
 }
 
-// What a backward kernel is compiled for, and the least that a call asks for.
+// Masks and lengths that a kernel knows, by what calls ask for.
 enum class Variant : unsigned char {
   kDense,    // one length for all sequences, full or causal
   kGeneral,  // windows, sinks and lengths of their own too

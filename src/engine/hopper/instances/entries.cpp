@@ -12,8 +12,8 @@ namespace {
 // The row for all dense calls with the head dims of one for some.
 const BackwardRow& row_for_all_calls(const BackwardConfig& c) {
   return *std::ranges::find_if(kBackward, [&](const BackwardRow& row) {
-    return row.kernel.head_dim == c.head_dim && row.kernel.head_dim_v == c.head_dim_v &&
-           row.kernel.can_split_steps();
+    return row.kernel.shape.head_dim == c.shape.head_dim &&
+           row.kernel.shape.head_dim_v == c.shape.head_dim_v && row.kernel.can_split_steps();
   });
 }
 

@@ -7,6 +7,7 @@
 // those that offer less stand first (plan/backward/plan_backward.cpp).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 
@@ -41,7 +42,7 @@ constexpr auto varlen_and_capped(const BackwardRow& row) {
 // Steps walk the lists of a block mask. A kernel that keeps slopes, as others keep P for a softcap,
 // has a score function.
 constexpr auto listed(BackwardRow row) {
-  row.kernel.block_mask = true;
+  row.kernel.weights = Weights::kMaskBits;
   BackwardRow of_slopes = in(Variant::kCapped, row);
   of_slopes.built = false;
   return join(dense_and_varlen(row), std::array{of_slopes});
@@ -49,13 +50,12 @@ constexpr auto listed(BackwardRow row) {
 
 // Gradients in float32.
 constexpr auto wide(BackwardRow row) {
-  row.kernel.persistent = false;
-  row.kernel.wide = true;
+  row.kernel.gradients = Gradients::kFloat32;
   return dense_and_varlen(row);
 }
 
 constexpr BackwardRow dropped(BackwardRow row) {
-  row.kernel.dropout = true;
+  row.kernel.weights = Weights::kDropped;
   return row;
 }
 
@@ -65,51 +65,58 @@ inline constexpr const char* kWarpgroupEach =
     "dK and dV of 64 keys stay in registers, a warpgroup each";
 
 inline constexpr BackwardRow kOf64{
-    .kernel = {.head_dim = 64,
-               .head_dim_v = 64,
-               .block_m = 128,
-               .stages = 3,
-               .helpers = false},  // 5% ahead without, measured
+    .kernel = {.shape = {.head_dim = 64,
+                         .head_dim_v = 64,
+                         .block_m = 128,
+                         .stages = 3,
+                         .helpers = false}},  // 5% ahead without, measured
     .why = "twice as many queries a step, where its products are short"};
 inline constexpr BackwardRow kPersistent64{
-    .kernel = {.head_dim = 64, .head_dim_v = 64, .block_m = 128, .stages = 3, .persistent = true},
+    .kernel = {.shape = {.head_dim = 64, .head_dim_v = 64, .block_m = 128, .stages = 3},
+               .sharing = Sharing::kPersistent},
     .why =
         "persistent CTAs, which load a key block while the one before it ends: it has few "
         "steps"};
-inline constexpr BackwardRow kOf128{.kernel = {.head_dim = 128, .head_dim_v = 128},
-                                    .why = kKeysInRegisters};
+inline constexpr BackwardRow kOf128{.kernel = {}, .why = kKeysInRegisters};
 inline constexpr BackwardRow kPairs128{
-    .kernel = {.head_dim = 128, .head_dim_v = 128, .stages = 3, .in_pairs = true},
+    .kernel = {.shape = {.stages = 3}, .sharing = Sharing::kPairs},
     .why = "two CTAs with neighbouring key blocks sum half of dQ's columns each for both"};
 inline constexpr BackwardRow kOf256{
-    .kernel = {.head_dim = 256, .head_dim_v = 256, .block_n = 64, .stages = 2},
+    .kernel = {.shape = {.head_dim = 256, .head_dim_v = 256, .block_n = 64, .stages = 2}},
     .why = kWarpgroupEach};
 // At 64 columns dropout has no row with a softcap: this one serves.
 inline constexpr BackwardRow kDropped128{
-    .kernel = {.head_dim = 128, .head_dim_v = 128, .stages = 3, .helpers = false, .dropout = true},
+    .kernel = {.shape = {.stages = 3, .helpers = false}, .weights = Weights::kDropped},
     .why = kKeysInRegisters};
 
 inline constexpr auto kBackwardRows = join(
     // Rows for some dense calls, then those for all.
     std::array{kPersistent64}, in_three_forms(kOf64), dense_and_varlen(dropped(kOf64)), wide(kOf64),
     listed({.kernel = kPersistent64.kernel, .why = "a step is a block of the mask"}),
-    in_three_forms({.kernel = {.head_dim = 96, .head_dim_v = 96}, .why = kKeysInRegisters}),
+    in_three_forms(BackwardRow{.kernel = {.shape = {.head_dim = 96, .head_dim_v = 96}},
+                               .why = kKeysInRegisters}),
     std::array{kPairs128}, in_three_forms(kOf128), in_three_forms(kDropped128), wide(kOf128),
     listed({.kernel = kOf128.kernel,
             .why = "dK and dV of 128 keys stay in registers: a step is half a block"}),
-    in_three_forms({.kernel = {.head_dim = 192, .head_dim_v = 128, .block_n = 64, .stages = 3},
-                    .why = kWarpgroupEach}),
-    in_three_forms({.kernel = {.head_dim = 192, .head_dim_v = 192, .block_n = 64, .stages = 3},
-                    .why = kWarpgroupEach}),
+    in_three_forms(BackwardRow{
+        .kernel = {.shape = {.head_dim = 192, .head_dim_v = 128, .block_n = 64, .stages = 3}},
+        .why = kWarpgroupEach}),
+    in_three_forms(BackwardRow{
+        .kernel = {.shape = {.head_dim = 192, .head_dim_v = 192, .block_n = 64, .stages = 3}},
+        .why = kWarpgroupEach}),
     in_three_forms(kOf256), varlen_and_capped(dropped(kOf256)));
 
 }  // namespace catalogue
 
 inline constexpr auto& kBackward = catalogue::kBackwardRows;
 
+static_assert(std::ranges::all_of(kBackward, [](const BackwardRow& row) {
+  return row.kernel.is_consistent();
+}));
+
 // Faster than the row for all calls with the same columns, which has its tiles.
 constexpr bool is_for_some_dense_calls(const BackwardConfig& c) {
-  return (c.in_pairs || c.persistent) && !c.block_mask;
+  return (c.in_pairs() || c.persistent()) && !c.block_mask();
 }
 
 constexpr BackwardConfig kernel_of(const BackwardRow& row, Element element) {

@@ -33,15 +33,15 @@ constexpr KernelName name_of(const Kernel& c) {
 
 constexpr KernelName name_of(const BackwardConfig& c) {
   KernelName name;
-  name.add("d").add(c.head_dim).add("/").add(c.head_dim_v).add(" ");
-  name.add(c.block_m).add("x").add(c.block_n);
-  if (c.dropout) name.add(" dropped");
-  if (c.wide) name.add(" float32");
-  if (c.block_mask) name.add(" listed");
-  if (c.variant == Variant::kGeneral) name.add(" varlen");
+  name.add("d").add(c.shape.head_dim).add("/").add(c.shape.head_dim_v).add(" ");
+  name.add(c.shape.block_m).add("x").add(c.shape.block_n);
+  if (c.dropout()) name.add(" dropped");
+  if (c.wide()) name.add(" float32");
+  if (c.block_mask()) name.add(" listed");
+  if (c.general() && !c.capped()) name.add(" varlen");
   if (c.capped()) name.add(" capped");
-  if (c.in_pairs) name.add(" in pairs");
-  if (c.persistent) name.add(" persistent");
+  if (c.in_pairs()) name.add(" in pairs");
+  if (c.persistent()) name.add(" persistent");
   return name;
 }
 

@@ -12,8 +12,8 @@ constexpr bool have_same_parts(const Kernel& a, const Kernel& b) {
   return a.operands == b.operands && a.tiles == b.tiles && a.sum == b.sum && a.weights == b.weights;
 }
 constexpr bool have_same_parts(const BackwardConfig& a, const BackwardConfig& b) {
-  return a.variant == b.variant && a.dropout == b.dropout && a.block_mask == b.block_mask &&
-         a.wide == b.wide && is_for_some_dense_calls(a) == is_for_some_dense_calls(b);
+  return a.tiles == b.tiles && a.scores == b.scores && a.weights == b.weights &&
+         a.gradients == b.gradients && is_for_some_dense_calls(a) == is_for_some_dense_calls(b);
 }
 
 extern constinit const auto kForwardLines = cuda::lines_of<kForward>("forward");

@@ -111,8 +111,8 @@ bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardPlan&
          encode_queries(p.d_o_map, p.d_o_outside, d_o, c.d_o_tile()) &&
          encode(p.k_map, p.k_outside, a.k, c.k_tile()) &&
          encode(p.v_map, p.v_outside, a.v, c.v_tile()) &&
-         (c.wide || (encode(p.dk_map, unused, a.dk, c.dk_tile()) &&
-                     encode(p.dv_map, unused, a.dv, c.dv_tile())));
+         (c.wide() || (encode(p.dk_map, unused, a.dk, c.dk_tile()) &&
+                       encode(p.dv_map, unused, a.dv, c.dv_tile())));
 }
 
 RowOperands row_operands(const BackwardCall& a) {
@@ -163,7 +163,7 @@ cudaError_t launch_main(const BackwardPlan& plan, const ScoreGradientOperands* s
   wide.dk = row_tensor(a.dk);
   wide.dv = row_tensor(a.dv);
   wide.adds = a.accumulate_dkv;
-  if (plan.kernel.config.block_mask) p.lists = column_lists(lists_in(plan, workspace));
+  if (plan.kernel.config.block_mask()) p.lists = column_lists(lists_in(plan, workspace));
   return launch(plan.main, unsigned(plan.grids.main), plan.main_config.threads(),
                 score ? kMaxSmemBytes : plan.kernel.smem_bytes, &p,
                 {.pdl = pdl, .cluster = plan.main_config.ctas()}, stream);
@@ -210,10 +210,10 @@ cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, void* worksp
                        plan.tail_tiles, plan.k_blocks.in_all, stream);
   }
   if (a.varlen && error == cudaSuccess) {
-    error = list_tiles(a, arrays.q_tiles, a.q, a.lengths_q, a.lengths_k, c.block_m, 0,
+    error = list_tiles(a, arrays.q_tiles, a.q, a.lengths_q, a.lengths_k, c.shape.block_m, 0,
                        plan.q_blocks.in_all, stream);
   }
-  if (c.block_mask && a.block_lists == nullptr && error == cudaSuccess) {
+  if (c.block_mask() && a.block_lists == nullptr && error == cudaSuccess) {
     cuda::BlockListParams lists = lists_in(plan, workspace);
     if (a.varlen) {
       lists.row_tiles = {arrays.q_tiles.sequences, arrays.q_tiles.num_entries};

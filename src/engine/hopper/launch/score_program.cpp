@@ -29,7 +29,7 @@ constexpr const char* kPlaceOfListedStep =
     "template <>\n"
     "__device__ __forceinline__ TilePlace KeyGradients<kConfig>::place_of(Block block) const {\n"
     "  const ListedStep& step = work_.at(block);\n"
-    "  return {work_.sequence(), step.head, first_key_, step.m_block * kConfig.block_m};\n"
+    "  return {work_.sequence(), step.head, first_key_, step.m_block * kConfig.shape.block_m};\n"
     "}\n";
 
 // Decode kernels load what a function captures element by element.
@@ -147,7 +147,7 @@ cuda::Program score_program(const fa3_score_function& score, const BackwardConfi
       score, traits_of(score, c, captured),
       kernel_of("#include \"engine/hopper/backward/backward_kernel.cuh\"\n",
                 concat("constexpr BackwardConfig kConfig = ", cuda::text_of(c), ";\n",
-                       c.block_mask ? kPlaceOfListedStep : "",
+                       c.block_mask() ? kPlaceOfListedStep : "",
                        "static_assert(sizeof(BackwardParams) == ", sizeof(ScoredBackwardParams),
                        " && backward_smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
                        "template __global__ void backward_kernel<kConfig>("

@@ -42,10 +42,12 @@ std::string words(const hopper::Kernel& c) {
 }
 
 std::string words(const hopper::BackwardConfig& c) {
-  return concat("d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x", c.block_n, " variant",
-                int(c.variant), " s", c.stages, " ds", c.ds_stages, c.helpers ? " helpers" : "",
-                c.dropout ? " dropout" : "", c.block_mask ? " listed" : "", c.wide ? " wide" : "",
-                c.persistent ? " persistent" : "", c.in_pairs ? " pairs" : "", " e",
+  const hopper::BackwardShape& s = c.shape;
+  return concat("d", s.head_dim, "/", s.head_dim_v, " ", s.block_m, "x", s.block_n, " variant",
+                c.capped() ? 2 : int(c.general()), " s", s.stages, " ds", s.ds_stages,
+                s.helpers ? " helpers" : "", c.dropout() ? " dropout" : "",
+                c.block_mask() ? " listed" : "", c.wide() ? " wide" : "",
+                c.persistent() ? " persistent" : "", c.in_pairs() ? " pairs" : "", " e",
                 int(c.element));
 }
 

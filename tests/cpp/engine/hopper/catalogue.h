@@ -46,14 +46,14 @@ constexpr auto backward_rows() {
 }
 constexpr bool is_for_all_calls(const BackwardRow& row) {
   const BackwardConfig& c = row.kernel;
-  return !c.dropout && !c.wide && !c.block_mask && !is_for_some_dense_calls(c);
+  return !c.dropout() && !c.wide() && !c.block_mask() && !is_for_some_dense_calls(c);
 }
 // Tiles, as their dense kernels have them: of ordinary calls, and over lists.
 inline constexpr auto kBackwardTiles = backward_rows<[](const BackwardRow& row) {
-  return is_for_all_calls(row) && row.kernel.variant == Variant::kDense;
+  return is_for_all_calls(row) && row.kernel.tiles == Tiles::kDense;
 }>();
 inline constexpr auto kListedBackwardTiles = backward_rows<[](const BackwardRow& row) {
-  return row.kernel.block_mask && row.kernel.variant == Variant::kDense;
+  return row.kernel.tiles == Tiles::kListed && !row.kernel.capped();
 }>();
 inline constexpr auto kRowsForSomeDenseCalls =
     backward_rows<[](const BackwardRow& row) { return is_for_some_dense_calls(row.kernel); }>();

@@ -41,12 +41,12 @@ class DenseKeyBlock {
   }
 
   __device__ __forceinline__ void move_to(int tile) {
-    at_ = C.splits_steps ? params_.order.at(tile / C.ctas())
-                         : params_.order.unsplit_at(tile / C.ctas());
+    at_ = C.splits_steps() ? params_.order.at(tile / C.ctas())
+                           : params_.order.unsplit_at(tile / C.ctas());
     steps_ = query_steps(params_.extents, at_.n_block * C.keys_of_cluster(), C.keys_of_cluster(),
-                         C.block_m);
+                         C.shape.block_m);
     num_steps_ = steps_of_group();
-    if constexpr (C.splits_steps) num_steps_ = share().count;
+    if constexpr (C.splits_steps()) num_steps_ = share().count;
   }
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
@@ -55,7 +55,7 @@ class DenseKeyBlock {
   __device__ __forceinline__ QuerySteps steps() const { return steps_; }
   __device__ __forceinline__ QueryBlock first_queries() const {
     QueryBlock block = QueryBlock::first(params_, at_.kv_head, steps_);
-    if constexpr (C.splits_steps) {
+    if constexpr (C.splits_steps()) {
       const int first = share().first;
       const int head = first / max(steps_.per_head(), 1);
       block.head += head;
@@ -71,10 +71,10 @@ class DenseKeyBlock {
   // Where the key block lies, a query block, and the 64 keys of which a warpgroup stores gradients.
   __device__ __forceinline__ ptx::TileCoordinates keys() const { return keys_from(first_key()); }
   __device__ __forceinline__ ptx::TileCoordinates keys_of_other() const {
-    return keys_from(first_key() ^ C.block_n);
+    return keys_from(first_key() ^ C.shape.block_n);
   }
   __device__ __forceinline__ ptx::TileCoordinates queries(QueryBlock block) const {
-    return {0, block.m_block * C.block_m, block.head, at_.batch};
+    return {0, block.m_block * C.shape.block_m, block.head, at_.batch};
   }
   __device__ __forceinline__ ptx::TileCoordinates gradients(int first) const {
     return {0, first, at_.kv_head, at_.batch};
@@ -83,8 +83,8 @@ class DenseKeyBlock {
     return params_.scratch.numbers.block(at_.batch, block.head, block.m_block);
   }
   __device__ __forceinline__ int dq_order(QueryBlock block) const {
-    return C.ctas() *
-           dq_order_of(params_.extents, at_.n_block, C.keys_of_cluster(), block.m_block, C.block_m);
+    return C.ctas() * dq_order_of(params_.extents, at_.n_block, C.keys_of_cluster(), block.m_block,
+                                  C.shape.block_m);
   }
   // Whether this warp's rows of a part of dQ begin before the queries' end.
   __device__ __forceinline__ static constexpr bool has_rows(QueryBlock, int /*part*/) {
@@ -147,10 +147,11 @@ class VarlenKeyBlock : public VarlenPlace<C> {
   }
   __device__ __forceinline__ int dq_order(QueryBlock block) const {
     return C.ctas() * dq_order_of(mine_.extents, place_.n_block, C.keys_of_cluster(), block.m_block,
-                                  C.block_m);
+                                  C.shape.block_m);
   }
   __device__ __forceinline__ bool has_rows(QueryBlock block, int part) const {
-    return block.m_block * C.block_m + C.dq_accum().first_row_of_warp(part, int(threadIdx.x)) <
+    return block.m_block * C.shape.block_m +
+               C.dq_accum().first_row_of_warp(part, int(threadIdx.x)) <
            place_.queries.count;
   }
 
@@ -175,7 +176,7 @@ class VarlenKeyBlock : public VarlenPlace<C> {
     const int first = place_.n_block * C.keys_of_cluster();
     mine_.extents =
         SequenceExtents::of(place_.queries.count, place_.keys.used, params_.mask, first);
-    mine_.steps = query_steps(mine_.extents, first, C.keys_of_cluster(), C.block_m);
+    mine_.steps = query_steps(mine_.extents, first, C.keys_of_cluster(), C.shape.block_m);
     mine_.num_steps = mine_.steps.per_head() * params_.heads_per_kv_head;
   }
 
@@ -184,7 +185,7 @@ class VarlenKeyBlock : public VarlenPlace<C> {
 
 template <BackwardConfig C>
 using KeyBlockWork =
-    std::conditional_t<C.block_mask, ListedKeyBlock<C>,
+    std::conditional_t<C.block_mask(), ListedKeyBlock<C>,
                        std::conditional_t<C.general(), VarlenKeyBlock<C>, DenseKeyBlock<C>>>;
 
 }  // namespace fa3::hopper

@@ -19,13 +19,14 @@ struct ListedStep {
 
 template <BackwardConfig C>
 class ListedKeyBlock {
-  static constexpr int kHalves = kMaskBlock / C.block_m;  // steps of a block
-  // Whoever is last reads the record of a step while the loader, C.stages ahead of dQ's warpgroup,
-  // which is kSemaphoreDepth ahead of the release of dQ's semaphore, writes another.
+  static constexpr int kHalves = kMaskBlock / C.shape.block_m;  // steps of a block
+  // Whoever is last reads the record of a step while the loader, C.shape.stages ahead of dQ's
+  // warpgroup, which is kSemaphoreDepth ahead of the release of dQ's semaphore, writes another.
   static constexpr int kRecords = 8;
 
  public:
-  static_assert(C.block_n == kMaskBlock && kMaskBlock % C.block_m == 0 && C.helpers);
+  static_assert(C.shape.block_n == kMaskBlock && kMaskBlock % C.shape.block_m == 0 &&
+                C.shape.helpers);
 
   // Where the loader is.
   struct Walk {
@@ -52,7 +53,7 @@ class ListedKeyBlock {
     Walk walk;
     ListedStep steps[kRecords];
     [[no_unique_address]] typename ListedPlace<C>::Record place;
-    [[no_unique_address]] std::conditional_t<C.persistent, Laps, None> laps;
+    [[no_unique_address]] std::conditional_t<C.persistent(), Laps, None> laps;
   };
   struct Steps {
     const ListedKeyBlock& work;
@@ -70,18 +71,18 @@ class ListedKeyBlock {
       : params_(params), at_(params, tile, mine.place), mine_(mine) {
     if (threadIdx.x != 0 || !at_.exists()) return;
     describe();
-    if constexpr (C.persistent) mine_.laps.of[0] = {mine_.num_steps, 0, 0, at_.index()};
+    if constexpr (C.persistent()) mine_.laps.of[0] = {mine_.num_steps, 0, 0, at_.index()};
   }
 
   __device__ __forceinline__ bool exists() const { return at_.exists(); }
-  __device__ __forceinline__ int first_key() const { return place().n_block() * C.block_n; }
+  __device__ __forceinline__ int first_key() const { return place().n_block() * C.shape.block_n; }
   __device__ __forceinline__ int num_steps() const {
-    if constexpr (C.persistent) return lap().num_steps;
+    if constexpr (C.persistent()) return lap().num_steps;
     return mine_.num_steps;
   }
   __device__ __forceinline__ Steps steps() const { return {*this}; }
   __device__ __forceinline__ Block first_queries() const {
-    if constexpr (C.persistent) return {lap().first_step};
+    if constexpr (C.persistent()) return {lap().first_step};
     return {};
   }
   __device__ __forceinline__ int sequence() const { return at_.sequence(); }
@@ -129,7 +130,7 @@ class ListedKeyBlock {
     const Walk& walk = mine_.walk;
     const ListedBlock& listed = walk.list[walk.at];
     const uint32_t* const bits =
-        listed.bits ? listed.bits + walk.half * C.block_m * kMaskRowWords : nullptr;
+        listed.bits ? listed.bits + walk.half * C.shape.block_m * kMaskRowWords : nullptr;
     mine_.steps[(walk.step + first_queries().step) % kRecords] = {bits, walk.head,
                                                                   m_block_of_walk(), listed.order};
   }
@@ -146,7 +147,8 @@ class ListedKeyBlock {
   // Dense calls have whole blocks of scratch.
   __device__ __forceinline__ bool has_rows(Block block, int part) const {
     if constexpr (!C.general()) return true;
-    return at(block).m_block * C.block_m + C.dq_accum().first_row_of_warp(part, int(threadIdx.x)) <
+    return at(block).m_block * C.shape.block_m +
+               C.dq_accum().first_row_of_warp(part, int(threadIdx.x)) <
            at_.seqlen_q();
   }
 
@@ -159,13 +161,13 @@ class ListedKeyBlock {
   __device__ __forceinline__ const Lap& lap() const { return mine_.laps.of[lap_ % kLaps]; }
   // A persistent CTA reads it in shared memory, for want of registers.
   __device__ __forceinline__ ListedPlace<C> place() const {
-    if constexpr (C.persistent) return {params_, lap().at};
+    if constexpr (C.persistent()) return {params_, lap().at};
     return at_;
   }
 
   // A block of queries may end in its first half.
   __device__ __forceinline__ bool has_half(int block, int half) const {
-    return block * kMaskBlock + half * C.block_m < at_.seqlen_q();
+    return block * kMaskBlock + half * C.shape.block_m < at_.seqlen_q();
   }
   __device__ __forceinline__ int m_block_of_walk() const {
     return mine_.walk.list[mine_.walk.at].block * kHalves + mine_.walk.half;

@@ -36,10 +36,10 @@ class DenseListedPlace {
   }
 
   __device__ __forceinline__ ptx::TileCoordinates keys() const {
-    return {0, at_.n_block * C.block_n, at_.kv_head, at_.batch};
+    return {0, at_.n_block * C.shape.block_n, at_.kv_head, at_.batch};
   }
   __device__ __forceinline__ ptx::TileCoordinates queries(int head, int m_block) const {
-    return {0, m_block * C.block_m, head, at_.batch};
+    return {0, m_block * C.shape.block_m, head, at_.batch};
   }
   __device__ __forceinline__ ptx::TileCoordinates gradients(int first) const {
     return {0, first, at_.kv_head, at_.batch};

@@ -15,7 +15,7 @@ namespace fa3::hopper {
 template <BackwardConfig C>
 __device__ __forceinline__ int first_key_of(int n_block) {
   const int first = n_block * C.keys_of_cluster();
-  if constexpr (C.pairs()) return first + int(ptx::cluster_rank()) * C.block_n;
+  if constexpr (C.pairs()) return first + int(ptx::cluster_rank()) * C.shape.block_n;
   return first;
 }
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ int first_key_of(int n_block) {
 // none, draw tiles from the first counter.
 template <BackwardConfig C>
 __device__ __forceinline__ bool adds_in_order(const BackwardParams& params) {
-  return !C.persistent && params.scratch.dq_semaphore != nullptr;
+  return !C.persistent() && params.scratch.dq_semaphore != nullptr;
 }
 
 template <BackwardConfig C>
@@ -50,11 +50,12 @@ class VarlenPlace {
     return keys_from(first_key_of<C>(place_.n_block));
   }
   __device__ __forceinline__ ptx::TileCoordinates keys_of_other() const {
-    return keys_from(first_key_of<C>(place_.n_block) ^ C.block_n);
+    return keys_from(first_key_of<C>(place_.n_block) ^ C.shape.block_n);
   }
   __device__ __forceinline__ ptx::TileCoordinates queries(int head, int m_block) const {
-    return tile::clipped_place(place_.queries.begin, place_.queries.count, m_block * C.block_m,
-                               C.block_m, head, place_.queries.batch);
+    return tile::clipped_place(place_.queries.begin, place_.queries.count,
+                               m_block * C.shape.block_m, C.shape.block_m, head,
+                               place_.queries.batch);
   }
   // Unused keys have gradients too: zeros.
   __device__ __forceinline__ ptx::TileCoordinates gradients(int first) const {
@@ -67,7 +68,7 @@ class VarlenPlace {
 
  private:
   __device__ __forceinline__ ptx::TileCoordinates keys_from(int first) const {
-    return tile::clipped_place(place_.keys.begin, place_.keys.used, first, C.block_n,
+    return tile::clipped_place(place_.keys.begin, place_.keys.used, first, C.shape.block_n,
                                place_.kv_head, place_.keys.batch);
   }
 
@@ -88,7 +89,7 @@ class VarlenPlace {
     place_.keys = s.queries;
     place_.queries = s.keys;
     place_.scratch = params_.q_is_packed
-                         ? ScratchPlace::of_packed(s.number, s.keys.begin, C.block_m)
+                         ? ScratchPlace::of_packed(s.number, s.keys.begin, C.shape.block_m)
                          : ScratchPlace{s.keys.batch, 0};
   }
 

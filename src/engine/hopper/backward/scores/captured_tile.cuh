@@ -19,7 +19,7 @@ __device__ __forceinline__ ptx::TileCoordinates captured_place(
     const BackwardParams& params, const KeyBlockWork<C>& work,
     const typename KeyBlockWork<C>::Block& block) {
   int head = 0, m_block = 0;
-  if constexpr (C.block_mask) {
+  if constexpr (C.block_mask()) {
     head = work.at(block).head;
     m_block = work.at(block).m_block;
   } else {
@@ -28,8 +28,8 @@ __device__ __forceinline__ ptx::TileCoordinates captured_place(
   }
   const ScoreFunction function{params.score.captures};
   const auto [others] = function.place(ScoreFunction::Tile{function, !OfGradient}, work.sequence(),
-                                       head, m_block * C.block_m, work.first_key());
-  return {work.first_key(), m_block * C.block_m, others[0], others[1]};
+                                       head, m_block * C.shape.block_m, work.first_key());
+  return {work.first_key(), m_block * C.shape.block_m, others[0], others[1]};
 }
 
 // The gradient of the tensor, where its elements are the scores' own: dS, from its stage.
@@ -67,7 +67,7 @@ class CapturedTileLoader {
 
   __device__ __forceinline__ void load_first() {
 #pragma unroll 1
-    for (int i = 0; i < C.ds_stages; ++i) load_next();
+    for (int i = 0; i < C.shape.ds_stages; ++i) load_next();
   }
 
   // Once all of warpgroup 0 has read the stage's last dS.
@@ -89,7 +89,7 @@ class CapturedTileLoader {
 
   // Under a block mask it stands in the record of the step, which is there with the step's Q.
   __device__ __forceinline__ ptx::TileCoordinates place_of(const Block& block) {
-    if constexpr (C.block_mask) {
+    if constexpr (C.block_mask()) {
       at_.q_pipeline().wait_full(queries_);
       queries_.advance();
     }
@@ -101,8 +101,8 @@ class CapturedTileLoader {
   const KeyBlockWork<C>& work_;
   Block block_;
   int left_;  // steps to load
-  PipelineState<C.ds_stages> cursor_;
-  PipelineState<C.stages> queries_;
+  PipelineState<C.shape.ds_stages> cursor_;
+  PipelineState<C.shape.stages> queries_;
 };
 
 }  // namespace fa3::hopper

@@ -103,7 +103,7 @@ struct FunctionTile {
           const int i = step * kStepScores + j + half;
           float& x = dp[i];
           const float row_delta = delta[Tile::query_index(j + half)];
-          if constexpr (C.dropout) {
+          if constexpr (C.dropout()) {
             const float kept_weight = fmaxf(weights[half], 0.0f) * params.dropout.scale;
             x = __fmaf_rn(kept_weight, x, -fabsf(weights[half]) * row_delta);
           } else {
@@ -139,7 +139,7 @@ struct FunctionTile {
   using Kept = KeptScores<C.element>;
   static constexpr bool kKeeps = C.capped() && !C.splits_dkv();
   static_assert(!kKeepsScores || kKeeps);
-  static_assert(!C.dropout || C.signs_p());
+  static_assert(!C.dropout() || C.signs_p());
 
   // Products become what the function returns, and its slopes or they go to shared memory.
   static __device__ __forceinline__ void apply(const ScoreFunction& function, Scores& scores,

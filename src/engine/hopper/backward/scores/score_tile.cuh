@@ -79,7 +79,7 @@ class DrawnStep {
 // What dV's sums are multiplied by.
 template <BackwardConfig C>
 __device__ __forceinline__ float value_scale(const BackwardParams& params) {
-  if constexpr (C.dropout) return params.dropout.scale;
+  if constexpr (C.dropout()) return params.dropout.scale;
   return 1.0f;
 }
 
@@ -96,18 +96,18 @@ struct FunctionTile;
 
 template <BackwardConfig C>
 struct ScoreTile {
-  static constexpr int kScores = C.block_m / 2;      // a thread's
-  static constexpr int kStatistics = C.block_m / 4;  // a thread's queries
+  static constexpr int kScores = C.shape.block_m / 2;      // a thread's
+  static constexpr int kStatistics = C.shape.block_m / 4;  // a thread's queries
   static constexpr int kDepth = C.q_tile().mma_depth();
   static constexpr int kStepStatistics = kDepth / 4;
-  static_assert(!C.dropout || kDepth == kDropoutQueries);
+  static_assert(!C.dropout() || kDepth == kDropoutQueries);
   using Scores = float[kScores];
   using Packed = tile::PFragment<C.q_tile()>;
   using Statistics = float[kStatistics];
-  using Dropped = uint32_t[C.block_m / kDropoutQueries];  // bits of draws
+  using Dropped = uint32_t[C.shape.block_m / kDropoutQueries];  // bits of draws
   using Score =
       std::conditional_t<C.capped() && !cuda::kHasScoreFunction, SoftcapScore, ScaledScore>;
-  using DropoutHook = std::conditional_t<C.dropout, DrawnStep<C.block_m>, NoDropout>;
+  using DropoutHook = std::conditional_t<C.dropout(), DrawnStep<C.shape.block_m>, NoDropout>;
   // The LSEs; or only their address, where P's other form leaves too few registers. Deltas
   // likewise.
   using Lse = std::conditional_t<C.stores_other_p(), uint32_t, Statistics>;
@@ -144,7 +144,8 @@ struct ScoreTile {
 
   // Whether some query from first_row on must not see some key; `unmasked`: queries that see all.
   static __device__ __forceinline__ bool is_masked(KeyRangeOf<int> unmasked, int first_row) {
-    return first_row < unmasked.begin || (C.general() && first_row + C.block_m > unmasked.end);
+    return first_row < unmasked.begin ||
+           (C.general() && first_row + C.shape.block_m > unmasked.end);
   }
 
   template <class Extents>
@@ -169,10 +170,10 @@ struct ScoreTile {
   static __device__ __forceinline__ void exponentiate(Scores& scores, uint32_t lse_row,
                                                       const Score& score, uint32_t p_smem,
                                                       DropoutHook& dropout) {
-    uint32_t dropped[C.block_m / kDropoutQueries] = {};
-    if constexpr (C.dropout) dropout.exchange(dropped);
+    uint32_t dropped[C.shape.block_m / kDropoutQueries] = {};
+    if constexpr (C.dropout()) dropout.exchange(dropped);
 #pragma unroll
-    for (int step = 0; step < C.block_m / kDepth; ++step) {
+    for (int step = 0; step < C.shape.block_m / kDepth; ++step) {
       float lse[kStepStatistics];
       read(lse, lse_row + step * kDepth * uint32_t{sizeof(float)});
       uint32_t packed[4];
@@ -187,7 +188,7 @@ struct ScoreTile {
           p[half] = x * derivative;
         }
         packed[j] = pack_pair<C.element>(p[0], p[1]);
-        if constexpr (C.dropout) {
+        if constexpr (C.dropout()) {
           const uint32_t signs = DropoutHook::signs(dropped[step], j);
           packed[j] |= signs;
           if constexpr (C.capped()) sign_pair(&scores[8 * step + 2 * j], signs);
@@ -213,7 +214,7 @@ struct ScoreTile {
                                                        const Statistics& delta,
                                                        const DropoutHook& dropout) {
 #pragma unroll
-    for (int step = 0; step < C.block_m / kDepth; ++step) {
+    for (int step = 0; step < C.shape.block_m / kDepth; ++step) {
       differentiate(dp, step, p[step], &delta[step * kStepStatistics], dropout);
     }
   }
@@ -223,7 +224,7 @@ struct ScoreTile {
                                                        uint32_t delta_row,
                                                        const DropoutHook& dropout) {
 #pragma unroll
-    for (int step = 0; step < C.block_m / kDepth; ++step) {
+    for (int step = 0; step < C.shape.block_m / kDepth; ++step) {
       float delta[kStepStatistics];
       read(delta, delta_row + step * kDepth * uint32_t{sizeof(float)});
       differentiate(dp, step, p[step], delta, dropout);
@@ -234,7 +235,7 @@ struct ScoreTile {
                                                        const Statistics& delta,
                                                        const DropoutHook& dropout) {
 #pragma unroll
-    for (int step = 0; step < C.block_m / kDepth; ++step) {
+    for (int step = 0; step < C.shape.block_m / kDepth; ++step) {
       uint32_t p[4];
       ptx::ld_shared_b32x4(packed_place(smem, step), p);
       differentiate(dp, step, p, &delta[step * kStepStatistics], dropout);
@@ -252,7 +253,7 @@ struct ScoreTile {
       for (int half = 0; half < 2; ++half) {
         float& x = dp[8 * step + i + half];
         const float row_delta = delta[query_index(i + half)];
-        if constexpr (C.dropout) {
+        if constexpr (C.dropout()) {
           const float kept = fmaxf(pair[half], 0.0f);
           x = __fmaf_rn(kept, x, -fabsf(pair[half]) * (row_delta * dropout.keeps()));
         } else {
@@ -281,10 +282,10 @@ struct ScoreTile {
 
   // The operand of dV's product where exponentiate() has left P's other form at `smem`.
   static __device__ __forceinline__ void pack_kept(Packed& packed, const Scores& p, uint32_t smem) {
-    if constexpr (C.dropout && !C.capped()) {
+    if constexpr (C.dropout() && !C.capped()) {
       load_packed(packed, smem);
       keep_positive(packed, packed);
-    } else if constexpr (C.dropout) {
+    } else if constexpr (C.dropout()) {
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) {
         packed[i / 8][i / 2 % 4] = pack_positive_pair<C.element>(p[i], p[i + 1]);
@@ -311,13 +312,13 @@ struct ScoreTile {
   // In registers' order, 16 bytes of each thread: for the same thread of another warpgroup.
   static __device__ __forceinline__ void store_packed(uint32_t smem, const Packed& packed) {
 #pragma unroll
-    for (int step = 0; step < C.block_m / kDepth; ++step) {
+    for (int step = 0; step < C.shape.block_m / kDepth; ++step) {
       ptx::st_shared_b32x4(packed_place(smem, step), packed[step]);
     }
   }
   static __device__ __forceinline__ void load_packed(Packed& packed, uint32_t smem) {
 #pragma unroll
-    for (int step = 0; step < C.block_m / kDepth; ++step) {
+    for (int step = 0; step < C.shape.block_m / kDepth; ++step) {
       ptx::ld_shared_b32x4(packed_place(smem, step), packed[step]);
     }
   }
@@ -337,7 +338,8 @@ struct ScoreTile {
         tile::stored_place_transposed(int(thread_in_block() % kWarpgroupSize));
     const uint32_t mine = smem + C.ds_tile().chunk_offset(query, first_column + key);
 #pragma unroll
-    for (int step = 0; step < C.block_m / kDepth; ++step) {  // at the same place of the swizzle
+    for (int step = 0; step < C.shape.block_m / kDepth;
+         ++step) {  // at the same place of the swizzle
       ptx::stmatrix_x4_trans(mine + step * kDepth * C.ds_tile().row_bytes(), packed[step]);
     }
   }

@@ -82,7 +82,8 @@ cuda::PackGqa short_pack_of(const BackwardCall& a) {
 
 // A query head's Q, dO and dQ's sums.
 int64_t head_bytes(const BackwardConfig& c, const BackwardCall& a) {
-  return a.q.rows * ((c.head_dim + c.head_dim_v) * bytes_of(c.element) + c.head_dim * 4);
+  return a.q.rows *
+         ((c.shape.head_dim + c.shape.head_dim_v) * bytes_of(c.element) + c.shape.head_dim * 4);
 }
 
 // The number of equal splits of a kv head's query heads. Few causal key blocks that each go through
@@ -111,7 +112,7 @@ int choose_head_splits(const BackwardPlan& plan, int num_sms) {
 // apart without waiting.
 int64_t heads_apart(const BackwardConfig& c, int64_t n_blocks, int64_t split_bytes, int num_sms) {
   const int64_t one_wave = ceil_div(num_sms, n_blocks);
-  if (c.general() || c.head_dim > kShortStepColumns) return one_wave;
+  if (c.general() || c.shape.head_dim > kShortStepColumns) return one_wave;
   const int64_t waves = ceil_div(int64_t{kOrderedTilesPerSm} * num_sms, n_blocks);
   const int64_t fitting = kOrderedBytes / std::max<int64_t>(split_bytes, 1);
   return std::max(one_wave, std::min({waves, fitting, int64_t{num_sms / kSmsPerEvenHead}}));
@@ -164,9 +165,9 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   WorkspaceAllocator allocator;
   BackwardWorkspace w;
   w.dq_accum = place<float>(allocator, blocks, c.dq_accum().block_floats());
-  w.lse_log2 = place<float>(allocator, blocks, c.block_m);
-  w.delta = place<float>(allocator, blocks, c.block_m);
-  if (a.deterministic || plan.main_config.persistent) {
+  w.lse_log2 = place<float>(allocator, blocks, c.shape.block_m);
+  w.delta = place<float>(allocator, blocks, c.shape.block_m);
+  if (a.deterministic || plan.main_config.persistent()) {
     w.dq_semaphore = place<int>(allocator, blocks);
   }
   if (a.has_sink) w.sink_sums = place<float>(allocator, blocks);
@@ -188,7 +189,7 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
     w.k_tiles = place<SequenceTiles>(allocator, plan.k_blocks.in_all);
     w.num_k_tiles = place<int>(allocator, 1);
   }
-  if (c.block_mask && a.block_lists == nullptr) {
+  if (c.block_mask() && a.block_lists == nullptr) {
     w.lists = cuda::place_block_lists(plan.lists, lists_of(a), a.sequences, allocator);
   }
   w.bytes = allocator.bytes();
@@ -201,7 +202,7 @@ BackwardGrids grids_of(const BackwardPlan& plan, int num_sms) {
   // A CTA more clears the rows that no sequence owns.
   if (plan.short_sequences) return {.short_sequences = (a.sequences + 1) * a.k.heads};
   const int64_t ctas =
-      plan.main_config.persistent ? std::min<int64_t>(plan.num_tiles, num_sms) : plan.num_tiles;
+      plan.main_config.persistent() ? std::min<int64_t>(plan.num_tiles, num_sms) : plan.num_tiles;
   BackwardGrids grids{.preprocess = plan.num_query_blocks(),
                       .main = a.has_no_keys() ? 0 : ctas,
                       .postprocess = capped_product(plan.num_query_blocks(), c.dq_accum().parts())};
@@ -226,9 +227,9 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
   BackwardPlan plan{.kernel = kernel, .call = given};
   const BackwardConfig& c = plan.kernel.config;
   // Lists have the rule in them: the kernel knows of none.
-  if (c.block_mask) plan.call.mask = {};
+  if (c.block_mask()) plan.call.mask = {};
   const BackwardCall& call = plan.call;
-  plan.q_blocks = count_blocks(call, call.q, c.block_m, call.lengths_q.in_one_tensor);
+  plan.q_blocks = count_blocks(call, call.q, c.shape.block_m, call.lengths_q.in_one_tensor);
   plan.k_blocks = count_blocks(call, call.k, c.keys_of_cluster(), false);
   const int splits = std::max(choose_head_splits(plan, num_sms), splits_of_few(plan, num_sms));
   if (splits > 1) {
@@ -249,7 +250,7 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
                                  : kernel.main;
   plan.main_config = call.deterministic ? c.deterministic() : c;
   plan.tail_tiles = kTailTilesPerSm * num_sms / c.ctas();
-  if (c.block_mask) {
+  if (c.block_mask()) {
     const cuda::TileCapacity capacity{plan.q_blocks.in_all, plan.k_blocks.in_all};
     plan.lists = cuda::block_list_params(call.block_mask, given.mask, call.seqlen_q, call.seqlen_k,
                                          call.varlen ? &capacity : nullptr);

@@ -57,7 +57,7 @@ int splits_of_causal(const BackwardPlan& plan, int num_sms) {
   const BackwardExtents extents{a.seqlen_q, a.seqlen_k, true};
   const auto steps_of = [&](int64_t cluster) -> int64_t {
     const int keys = c.keys_of_cluster();
-    return query_steps(extents, int(cluster) * keys, keys, c.block_m).per_head();
+    return query_steps(extents, int(cluster) * keys, keys, c.shape.block_m).per_head();
   };
   const int64_t longest = steps_of(0), shortest = steps_of(plan.k_blocks.of_entry - 1);
   const int64_t parts = clusters_of_splits(plan, num_clusters(plan));
@@ -73,7 +73,8 @@ int splits_of_causal(const BackwardPlan& plan, int num_sms) {
 bool can_split(const BackwardPlan& plan) {
   const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
-  const bool has_kernel = !c.general() && !c.persistent && plan.kernel.splits.config.splits_steps;
+  const bool has_kernel =
+      !c.general() && !c.persistent() && plan.kernel.splits.config.splits_steps();
   return has_kernel && !a.deterministic && !a.batch_invariant && !a.has_score_function;
 }
 

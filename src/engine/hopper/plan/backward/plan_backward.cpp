@@ -123,8 +123,9 @@ const BackwardRow* select_wide_row(const BackwardProblem& p) {
 // A row that is compiled at run time keeps slopes and walks lists. Rows go through the kernels of a
 // softcap's, whose steps are as long.
 BackwardKernel listed_slopes_kernel(const BackwardConfig& config) {
-  const BackwardRow* const of_rows = select_backward(
-      {.head_dim = config.head_dim, .head_dim_v = config.head_dim_v, .variant = Variant::kCapped});
+  const BackwardRow* const of_rows = select_backward({.head_dim = config.shape.head_dim,
+                                                      .head_dim_v = config.shape.head_dim_v,
+                                                      .variant = Variant::kCapped});
   BackwardKernel kernel = backward_kernel_at(*of_rows, config.element);
   kernel.config = config;
   kernel.main = kernel.main_deterministic = nullptr;
@@ -137,7 +138,7 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
   const Element element = element_of(p.dtype);
   if (!row.built) return listed_slopes_kernel(kernel_of(row, element));
   BackwardKernel kernel = backward_kernel_at(row, element);
-  if (p.score != nullptr) kernel.config.persistent = false;  // compiled for key blocks one by one
+  if (p.score != nullptr) kernel.config.sharing = Sharing::kNone;  // compiled that way
   return kernel;
 }
 
@@ -147,8 +148,8 @@ BackwardProblem as_tiled(const BackwardProblem& p) {
   BackwardProblem tiled = p;
   if (!p.has_wide_gradients()) return tiled;
   const BackwardConfig& c = select_wide_row(p)->kernel;
-  tiled.head_dim = c.head_dim;
-  tiled.head_dim_v = c.head_dim_v;
+  tiled.head_dim = c.shape.head_dim;
+  tiled.head_dim_v = c.shape.head_dim_v;
   return tiled;
 }
 
@@ -185,8 +186,8 @@ Status check_wide_gradients(const BackwardProblem& p) {
 
 std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
   const BackwardConfig& c = plan.kernel.config;
-  std::string why =
-      concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why_the_row);
+  std::string why = concat("kernel for head dims up to ", c.shape.head_dim, " and ",
+                           c.shape.head_dim_v, ": ", why_the_row);
   if (plan.short_sequences) {
     why += "; a tile holds a whole sequence";
   } else if (plan.call.deterministic) {
@@ -207,7 +208,7 @@ namespace {
 // Under a causal mask both key blocks of a pair would go through the steps of the first, which
 // costs more than half of the additions to dQ. No CTA of a pair may be without a key block.
 bool suits_pairs(const BackwardConfig& c, const DenseCall& call) {
-  return !call.is_causal && ceil_div(call.keys, c.block_n) % c.ctas() == 0;
+  return !call.is_causal && ceil_div(call.keys, c.shape.block_n) % c.ctas() == 0;
 }
 
 // Key blocks of few steps gain, where an SM has many: a CTA draws one ahead, so at the end some
@@ -215,25 +216,26 @@ bool suits_pairs(const BackwardConfig& c, const DenseCall& call) {
 // last query sees all keys.
 bool suits_persistent(const BackwardConfig& c, const DenseCall& call) {
   constexpr int64_t kMostSteps = 8, kLeastTiles = 2048;
-  const int64_t steps = ceil_div(call.queries, c.block_m) * call.group;
+  const int64_t steps = ceil_div(call.queries, c.shape.block_m) * call.group;
   return !call.deterministic && call.queries > 0 &&
          steps <= (call.is_causal ? 2 : 1) * kMostSteps &&
-         capped_product(ceil_div(call.keys, c.block_n), call.key_heads) >= kLeastTiles;
+         capped_product(ceil_div(call.keys, c.shape.block_n), call.key_heads) >= kLeastTiles;
 }
 
 }  // namespace
 
 const BackwardRow* select_backward(const BackwardWants& wants) {
   const auto serves = [&](const BackwardConfig& c) {
-    const bool knows = c.variant == wants.variant ||
-                       (c.variant == Variant::kGeneral && wants.variant == Variant::kDense);
-    return knows && c.head_dim >= wants.head_dim && c.head_dim_v >= wants.head_dim_v &&
-           c.dropout == wants.dropout && c.block_mask == wants.block_mask && c.wide == wants.wide;
+    const bool knows = c.capped() == (wants.variant == Variant::kCapped) &&
+                       (c.general() || wants.variant != Variant::kGeneral);
+    return knows && c.shape.head_dim >= wants.head_dim && c.shape.head_dim_v >= wants.head_dim_v &&
+           c.dropout() == wants.dropout && c.block_mask() == wants.block_mask &&
+           c.wide() == wants.wide;
   };
   const auto suits = [&](const BackwardConfig& c) {
     if (!is_for_some_dense_calls(c)) return true;
     return wants.dense &&
-           (c.persistent ? suits_persistent(c, *wants.dense) : suits_pairs(c, *wants.dense));
+           (c.persistent() ? suits_persistent(c, *wants.dense) : suits_pairs(c, *wants.dense));
   };
   const auto row = std::ranges::find_if(
       kBackward, [&](const BackwardRow& row) { return serves(row.kernel) && suits(row.kernel); });
@@ -275,8 +277,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   const BackwardConfig& c = decided.kernel.config;
   plan->engine = "hopper";
   plan->decided.store(decided);
-  plan->block_q = c.block_m;
-  plan->block_k = c.block_n;
+  plan->block_q = c.shape.block_m;
+  plan->block_k = c.shape.block_n;
   plan->num_tasks = decided.num_tiles;
   plan->workspace_bytes = decided.workspace.bytes;
   if (decided.lists.mask.on && !call.varlen) {
@@ -284,10 +286,11 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   }
   if (plan->wants_words) {
     plan->kernel =
-        concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
-               c.block_m, "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
-               c.dropout ? " dropout" : "", c.wide ? " float32" : "", c.in_pairs ? " in pairs" : "",
-               c.persistent ? " persistent" : "", call.deterministic ? " deterministic" : "",
+        concat("backward ", name_of(problem.dtype), " d", c.shape.head_dim, "/", c.shape.head_dim_v,
+               " ", c.shape.block_m, "x", c.shape.block_n, mask_name(call.mask),
+               c.block_mask() ? " block mask" : "", c.dropout() ? " dropout" : "",
+               c.wide() ? " float32" : "", c.in_pairs() ? " in pairs" : "",
+               c.persistent() ? " persistent" : "", call.deterministic ? " deterministic" : "",
                problem.score ? " with a score function" : "");
     plan->why = reasons(decided, row->why);
   }

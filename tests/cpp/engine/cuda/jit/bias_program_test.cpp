@@ -66,7 +66,7 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.shape.head_dim == 64);
   }
   for (const hopper::BackwardRow& row : hopper::kBackwardTiles) {
-    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.kernel.head_dim <= 128);
+    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.kernel.shape.head_dim <= 128);
   }
   const auto compiles_if_tiles = [&](const auto& kernels) {
     for (const auto& kernel : tried_rows(kernels)) {
@@ -84,7 +84,8 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
   }
   compiles_if_tiles(scored_kernels(Scored::kListed, hopper::Tiles::kListed));
   for (const hopper::BackwardRow& row : hopper::kBackwardTiles) {
-    if (row.kernel.head_dim != 128 && (is_quick() || row.kernel.head_dim > 128)) continue;
+    if (row.kernel.shape.head_dim != 128 && (is_quick() || row.kernel.shape.head_dim > 128))
+      continue;
     compiles(dense(row));
     if (is_quick()) continue;
     compiles(dense(row).deterministic());
@@ -269,7 +270,7 @@ TEST_F(ScoreProgram, DropsWeightsBesideAFunction) {
   }
   for (const hopper::BackwardRow& row : hopper::kBackward) {
     const hopper::BackwardConfig& c = row.kernel;
-    if (!c.dropout || !c.signs_p() || (is_quick() && c.head_dim != 64)) continue;
+    if (!c.dropout() || !c.signs_p() || (is_quick() && c.shape.head_dim != 64)) continue;
     compiles(added, c, 0);
     if (!is_quick()) compiles(line, c.deterministic(), hopper::kNoTile);
   }

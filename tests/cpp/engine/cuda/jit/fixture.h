@@ -69,12 +69,13 @@ inline std::vector<hopper::Kernel> scored_kernels(
 
 inline const hopper::Kernel kSmall = scored_kernels(Scored::kAny).front();
 
-inline int columns_of(const hopper::Kernel& kernel) {
-  return kernel.shape.head_dim;
-}
 template <class Config>
 int columns_of(const Config& config) {
-  return config.head_dim;
+  if constexpr (requires { config.shape; }) {
+    return config.shape.head_dim;
+  } else {
+    return config.head_dim;
+  }
 }
 
 inline fa3_score_function function_of(const char* text, fa3_score_kind kind = FA3_SCORE_ANY) {

@@ -96,7 +96,7 @@ TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
   for (const hopper::BackwardRow& row : tried_rows(hopper::kBackwardTiles)) {
     const auto config = row.kernel.with(hopper::Element::kFp16, hopper::Variant::kDense);
     compiles(config);
-    if (is_quick() || row.kernel.head_dim != 128) continue;  // minutes otherwise
+    if (is_quick() || row.kernel.shape.head_dim != 128) continue;  // minutes otherwise
     compiles(config.deterministic());
     compiles(config.with_step_splits());
     compiles(row.kernel.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
@@ -169,7 +169,7 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
   score.slope = "return 0.5f * score;";
   for (const hopper::BackwardRow& row : tried_rows(hopper::kListedBackwardTiles)) {
     const auto config = row.kernel.with(hopper::Element::kBf16, hopper::Variant::kCapped);
-    EXPECT_TRUE(config.keeps_p() && config.helpers && !config.general());
+    EXPECT_TRUE(config.keeps_p() && config.shape.helpers && !config.general());
     compiles(config);
     if (!is_quick()) compiles(config.deterministic());
   }

@@ -41,7 +41,7 @@ constexpr auto kNoPipeline = [](auto) { return NoPipeline{}; };
 template <BackwardConfig C>
 void expect_found(auto pipeline_of, Fault fault, const std::vector<std::string>& complaints,
                   bool deterministic = false) {
-  SCOPED_TRACE(std::to_string(C.head_dim) + (C.pairs() ? " columns, pairs" : " columns"));
+  SCOPED_TRACE(std::to_string(C.shape.head_dim) + (C.pairs() ? " columns, pairs" : " columns"));
   const BackwardRun<C> run({700, 300, 2, 2, 1, {}}, deterministic);
   for (unsigned seed = 0; seed < 20; ++seed) {
     machine::Setting setting{.seed = seed, .fault = fault};

@@ -60,7 +60,7 @@ TEST(StoredMatrix, ds_lies_transposed_queries_by_keys) {
     for (int warpgroup = 0; warpgroup < c.key_warpgroups(); ++warpgroup) {
       const int first_key = warpgroup * kRowsPerWarpgroup;
       for (int thread = 0; thread < kWarpgroupSize; ++thread) {
-        for (int element = 0; element < c.block_m / 2; ++element) {
+        for (int element = 0; element < c.shape.block_m / 2; ++element) {
           const int step = element / 8, matrix = element / 2 % 4, half = element % 2;
           const int at = stored_at(thread, matrix, half, true, [&](int giver) {
             const tile::StoredPlace p = tile::stored_place_transposed(giver);
@@ -129,10 +129,10 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
       expect_k_major(c.k_tile(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // S = K Q^T
       expect_k_major(c.v_tile(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // dP = V dO^T
     }
-    expect_k_major(c.q_tile(), 0, c.block_m);
-    expect_k_major(c.d_o_part(), 0, c.block_m);
+    expect_k_major(c.q_tile(), 0, c.shape.block_m);
+    expect_k_major(c.d_o_part(), 0, c.shape.block_m);
     expect_mn_major(c.d_o_part(), 0, c.d_o_part().columns);  // dV += P dO
-    expect_mn_major(c.q_tile(), 0, c.head_dim);              // dK += dS Q
+    expect_mn_major(c.q_tile(), 0, c.shape.head_dim);        // dK += dS Q
     const AccumLayout parts = c.dq_accum();
     for (int part = 0; part < parts.parts(); ++part) {  // dQ = dS K
       expect_k_major(c.ds_tile(), parts.first_row(part), kRowsPerWarpgroup);
@@ -158,11 +158,11 @@ TEST(BackwardProducts, parts_of_tiles_lie_as_tiles_of_their_own) {
       }
     };
     expect_parts(c.v_tile(), c.d_o_parts());
-    EXPECT_EQ(c.d_o_part().columns * c.d_o_parts(), c.head_dim_v);
+    EXPECT_EQ(c.d_o_part().columns * c.d_o_parts(), c.shape.head_dim_v);
     if (!c.pairs()) continue;
     ++pairs;
     expect_parts(c.k_tile(), c.ctas());
-    EXPECT_EQ(c.dq_accum().first_column(c.dq_parts()), c.head_dim / c.ctas());
+    EXPECT_EQ(c.dq_accum().first_column(c.dq_parts()), c.shape.head_dim / c.ctas());
     EXPECT_EQ(c.dq_accum().parts(), c.dq_parts() * c.ctas());
     EXPECT_GE(c.d_o_stages() * c.d_o_part().bytes(), c.dv_tile().bytes());
   }

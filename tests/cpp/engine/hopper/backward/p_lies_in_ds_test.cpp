@@ -17,7 +17,7 @@ TEST(BackwardProtocol, of_a_pair_P_of_a_warp_lies_where_its_dS_will) {
   constexpr BackwardConfig kConfig = kBackwardTiles.back().kernel;
   static_assert(kConfig.pairs());
   constexpr tile::TileLayout kDs = kConfig.ds_tile();
-  constexpr int kChunk = tile::kChunkBytes, kSteps = kConfig.block_m / kRowsPerWarp;
+  constexpr int kChunk = tile::kChunkBytes, kSteps = kConfig.shape.block_m / kRowsPerWarp;
   std::set<uint32_t> all;
   for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
     std::set<uint32_t> of_p, of_ds;

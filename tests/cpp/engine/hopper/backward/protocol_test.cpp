@@ -117,7 +117,7 @@ TEST(BackwardProtocol, dropout_is_worked_through_once_in_any_order) {
 TEST(BackwardProtocol, float32_gradients_are_stored_once_in_any_order) {
   constexpr BackwardConfig kDense = backward_kernel_named("d128/128 64x128 float32");
   constexpr BackwardConfig kGeneral = backward_kernel_named("d64/64 128x128 float32 varlen");
-  static_assert(kDense.wide && kGeneral.wide && kGeneral.general());
+  static_assert(kDense.wide() && kGeneral.wide() && kGeneral.general());
   all_work_is_done_once<kDense>(kShapes);
   all_work_is_done_once<kDense.deterministic()>(std::span(kShapes).first(3), true);
   all_work_is_done_once<kGeneral>(std::span(kWindows).first(3));
@@ -170,7 +170,7 @@ TEST(BackwardProtocol, head_splits_add_up_dk_and_dv_once_in_any_order) {
 TEST(BackwardProtocol, few_key_blocks_are_split_and_add_up_dk_and_dv_once) {
   for_every_row<Variant::kDense>([]<BackwardConfig C>() {
     for (const MaskRuleOf<int>& mask : {MaskRuleOf<int>{}, kCausal}) {
-      const CallShape shape{30 * C.block_m - 7, 30 * C.block_m - 100, 2, 2, 1, mask};
+      const CallShape shape{30 * C.shape.block_m - 7, 30 * C.shape.block_m - 100, 2, 2, 1, mask};
       const BackwardRun<C> split(shape, MainLaunch::kMaySplit, 132);
       EXPECT_GT(split.step_splits(), 1);
       all_work_is_done_once(split);
@@ -195,9 +195,9 @@ TEST(BackwardProtocol, deterministic_calls_add_to_dq_in_one_order) {
 // blocks, persistent CTAs with long key blocks.
 TEST(BackwardProtocol, kernels_for_some_dense_calls_do_all_work_once_in_any_order) {
   for_rows_of<kRowsForSomeDenseCalls>([]<BackwardConfig C>() {
-    static_assert(C.persistent || (C.pairs() && !C.splits_dkv()));
+    static_assert(C.persistent() || (C.pairs() && !C.splits_dkv()));
     // Every key block of a persistent CTA has a step.
-    all_work_is_done_once<C>(std::span(kShapes).first(C.persistent ? 4 : std::size(kShapes)));
+    all_work_is_done_once<C>(std::span(kShapes).first(C.persistent() ? 4 : std::size(kShapes)));
     all_work_is_done_once<C.deterministic()>(std::span(kShapes).first(3), true);
   });
 }

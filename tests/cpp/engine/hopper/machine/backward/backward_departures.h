@@ -31,7 +31,8 @@ class BackwardDepartures {
       const float* const dq_block = works_.dq_block_of(at, b);
       for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
         for (int part = at.first_part(); part < at.first_part() + C.dq_parts(); ++part) {
-          const int row = b.m_block * C.block_m + parts.first_row(part) + warp % 4 * kRowsPerWarp;
+          const int row =
+              b.m_block * C.shape.block_m + parts.first_row(part) + warp % 4 * kRowsPerWarp;
           if (C.general() && row >= at.queries.count) continue;  // past the sequence's rows
           for (int group = 0; group < parts.groups(); ++group) {
             all.push_back({first_warp + warp,
@@ -46,7 +47,7 @@ class BackwardDepartures {
         if (!blocks.empty()) add_to_sums(all, at, w);
         continue;
       }
-      if (C.wide) continue;  // threads store
+      if (C.wide()) continue;  // threads store
       const int warp = first_warp + (1 + w) * kWarpsPerWarpgroup;
       const int rows_of = C.splits_dkv() ? 0 : w;
       const int first = at.first_key() + rows_of * kRowsPerWarpgroup;
@@ -58,10 +59,11 @@ class BackwardDepartures {
       const bool stores_dk = !C.splits_dkv() || w == int(KeyGradient::kDk);
       const bool stores_dv = !C.splits_dkv() || w == int(KeyGradient::kDv);
       if (rows == 0) continue;
-      for (int column = 0; stores_dk && column < C.head_dim; column += C.k_tile().slab_columns()) {
+      for (int column = 0; stores_dk && column < C.shape.head_dim;
+           column += C.k_tile().slab_columns()) {
         all.push_back({warp, launch_.dk, key, rows, column, at.kv_head, at.keys.batch, false});
       }
-      for (int column = 0; stores_dv && column < C.head_dim_v;
+      for (int column = 0; stores_dv && column < C.shape.head_dim_v;
            column += C.v_tile().slab_columns()) {
         all.push_back({warp, launch_.dv, key, rows, column, at.kv_head, at.keys.batch, false});
       }
@@ -73,8 +75,8 @@ class BackwardDepartures {
   std::set<const void*> wide_rows_of(const Work& at) const {
     std::set<const void*> all;
     if (launch_.params.order.step_splits > 1) return all;
-    const int first = at.n_block * C.block_n;
-    for (int row = first; row < std::min(first + C.block_n, at.keys.count); ++row) {
+    const int first = at.n_block * C.shape.block_n;
+    for (int row = first; row < std::min(first + C.shape.block_n, at.keys.count); ++row) {
       if (row % kRowDistance != 0) continue;
       const int64_t place =
           (int64_t{at.keys.batch} * launch_.shape.k_rows() + at.keys.begin + row) *
@@ -87,8 +89,8 @@ class BackwardDepartures {
           all.insert(reinterpret_cast<const void*>(address + uintptr_t(element) * sizeof(float)));
         }
       };
-      add(launch_.dk, C.head_dim);
-      add(launch_.dv, C.head_dim_v);
+      add(launch_.dk, C.shape.head_dim);
+      add(launch_.dv, C.shape.head_dim_v);
     }
     return all;
   }

@@ -65,7 +65,7 @@ class BackwardProducts {
                   0,
                   0,
                   b,
-                  at.queries.begin + block.m_block * C.block_m,
+                  at.queries.begin + block.m_block * C.shape.block_m,
                   first_column,
                   block.head,
                   at.queries.batch,
@@ -74,26 +74,26 @@ class BackwardProducts {
                   a == nullptr};  // to sums
     };
     const auto s = [&](QueryBlock b) {
-      return product(launch_.k, launch_.q, b, C.block_m, C.head_dim);
+      return product(launch_.k, launch_.q, b, C.shape.block_m, C.shape.head_dim);
     };
     const auto dp = [&](QueryBlock b) {
-      return product(launch_.v, launch_.d_o, b, C.block_m, C.head_dim_v);
+      return product(launch_.v, launch_.d_o, b, C.shape.block_m, C.shape.head_dim_v);
     };
     const auto dv = [&](QueryBlock b) {
-      return product(nullptr, launch_.d_o, b, C.head_dim_v, C.block_m);
+      return product(nullptr, launch_.d_o, b, C.shape.head_dim_v, C.shape.block_m);
     };
     const auto dk = [&](QueryBlock b) {
-      return product(nullptr, launch_.q, b, C.head_dim, C.block_m);
+      return product(nullptr, launch_.q, b, C.shape.head_dim, C.shape.block_m);
     };
     for (size_t i = 0; i < blocks.size(); ++i) {
       const QueryBlock b = blocks[i];
       if (C.splits_dkv()) {
         steps.push_back(sums_dv ? s(b) : dp(b));
-        const int columns = sums_dv ? C.head_dim_v : C.head_dim;
+        const int columns = sums_dv ? C.shape.head_dim_v : C.shape.head_dim;
         const int at_once = columns == 256 ? 128 : columns;  // more do not fit the registers
         for (int first = 0; first < columns; first += at_once) {
-          steps.push_back(
-              product(nullptr, sums_dv ? launch_.d_o : launch_.q, b, at_once, C.block_m, first));
+          steps.push_back(product(nullptr, sums_dv ? launch_.d_o : launch_.q, b, at_once,
+                                  C.shape.block_m, first));
         }
         continue;
       }
@@ -108,13 +108,13 @@ class BackwardProducts {
   // Where gradients leave through a stage of dS, they are a filling of it, too.
   std::vector<Step> query_steps_of(const std::vector<Work>& works) const {
     std::vector<Step> steps;
-    std::vector<int> fillings(size_t(C.ds_stages), 0);
+    std::vector<int> fillings(size_t(C.shape.ds_stages), 0);
     size_t made = 0;
     for (const Work& at : works) {
       for (size_t i = 0; i < works_.blocks_of(at).size(); ++i, ++made) {
         add_query_step(steps, at, ++fillings[made % fillings.size()]);
       }
-      if (C.persistent) ++fillings[made % fillings.size()];
+      if (C.persistent()) ++fillings[made % fillings.size()];
     }
     return steps;
   }
@@ -126,7 +126,7 @@ class BackwardProducts {
         // Where P lies in dS's place, each dS is the second filling, P the first.
         steps.push_back({nullptr, 0, C.p_lies_in_ds() ? 2 * filling : filling, sender, launch_.k,
                          keys.key_row(0), parts.first_column(part), at.kv_head, at.keys.batch,
-                         parts.columns(), C.block_n, sender > 0});
+                         parts.columns(), C.shape.block_n, sender > 0});
       };
       add(at, 0);
       if (C.pairs()) add(at.of_other(), at.of_other().rank + 1);

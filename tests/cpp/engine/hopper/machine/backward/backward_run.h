@@ -42,11 +42,11 @@ class BackwardRun {
     setting.buffers = backward_buffers<C>();
     if constexpr (C.pairs()) {
       const BackwardAddresses<C> at{machine::kSmemBase};
-      for (uint32_t i = 0; i < C.ds_stages; ++i) {
+      for (uint32_t i = 0; i < C.shape.ds_stages; ++i) {
         setting.expect_ahead.push_back(at.pair_pipeline().full(i));
       }
     }
-    if (C.persistent) *launch_.params.scratch.dq_semaphore = 0;
+    if (C.persistent()) *launch_.params.scratch.dq_semaphore = 0;
     const Work at = works_.work_of(tile);
     if (launch_.has_order() && at.exists) {
       for (const QueryBlock& b : works_.blocks_of(at)) {
@@ -88,7 +88,7 @@ class BackwardRun {
     ASSERT_EQ(left, expected);
     const std::set<const void*> stored(outcome.stored.begin(), outcome.stored.end());
     ASSERT_EQ(stored.size(), outcome.stored.size()) << "stored twice";
-    if (C.wide && works_.work_of(tile).exists) {
+    if (C.wide() && works_.work_of(tile).exists) {
       ASSERT_EQ(stored, departures_.wide_rows_of(works_.work_of(tile)));
     }
     if (launch_.has_order()) {

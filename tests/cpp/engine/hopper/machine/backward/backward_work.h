@@ -25,7 +25,7 @@ struct BackwardWork {
   int sequence = 0;
   int rank = 0;
 
-  int first_key() const { return n_block * C.keys_of_cluster() + rank * C.block_n; }
+  int first_key() const { return n_block * C.keys_of_cluster() + rank * C.shape.block_n; }
   BackwardWork of_other() const {
     BackwardWork other = *this;
     other.rank ^= 1;
@@ -69,12 +69,13 @@ class BackwardWorks {
     const int first_head = at.kv_head * group, first_key = at.n_block * C.keys_of_cluster();
     std::vector<QueryBlock> blocks;
     for (int head = first_head; head < first_head + group; ++head) {
-      for (int m = 0; m * C.block_m < at.queries.count; ++m) {
+      for (int m = 0; m * C.shape.block_m < at.queries.count; ++m) {
         bool sees = sees_keys(at, m, first_key, C.keys_of_cluster());
-        if (C.block_mask) {
+        if (C.block_mask()) {
           const int32_t* const row =
-              launch_.mask.row_of(at.sequence, head, m * C.block_m / kMaskBlock);
-          sees = row[at.n_block] != kHiddenBlock && block_holds(at, m * C.block_m / kMaskBlock);
+              launch_.mask.row_of(at.sequence, head, m * C.shape.block_m / kMaskBlock);
+          sees =
+              row[at.n_block] != kHiddenBlock && block_holds(at, m * C.shape.block_m / kMaskBlock);
         }
         if (sees) blocks.push_back({head, m});
       }
@@ -87,7 +88,7 @@ class BackwardWorks {
   std::vector<QueryBlock> multiplied_blocks(const Work& at, std::vector<QueryBlock> blocks,
                                             int warpgroup) const {
     if (!C.leaves_out_steps()) return blocks;
-    const int first_key = at.n_block * C.block_n + warpgroup * kRowsPerWarpgroup;
+    const int first_key = at.n_block * C.shape.block_n + warpgroup * kRowsPerWarpgroup;
     const auto sees = [&](QueryBlock b) {
       return sees_keys(at, b.m_block, first_key, kRowsPerWarpgroup);
     };
@@ -110,7 +111,7 @@ class BackwardWorks {
   // How many CTAs add to a query block before: those of key blocks in front, or behind where the
   // last go first.
   int dq_order(const Work& at, const QueryBlock& b) const {
-    const bool last_first = !C.block_mask && (C.general() || launch_.params.extents.causal);
+    const bool last_first = !C.block_mask() && (C.general() || launch_.params.extents.causal);
     int before = 0;
     for (int n = 0; n * C.keys_of_cluster() < at.keys.used; ++n) {
       if (last_first ? n <= at.n_block : n >= at.n_block) continue;
@@ -128,7 +129,7 @@ class BackwardWorks {
     const CallShape& s = launch_.shape;
     if (!s.varlen()) {
       KeyBlockIndex at = launch_.params.order.at(tile);
-      if (C.block_mask && !launch_.has_order()) {  // the longest list first
+      if (C.block_mask() && !launch_.has_order()) {  // the longest list first
         const int head = at.kv_head * (s.heads / s.kv_heads);
         at.n_block = launch_.params.lists.ranked(at.batch, head,
                                                  launch_.params.lists.num_lists - 1 - at.n_block);
@@ -151,20 +152,21 @@ class BackwardWorks {
             index.pack,
             sequence.queries,
             sequence.keys,
-            s.packed() ? ScratchPlace::of_packed(sequence.number, sequence.keys.begin, C.block_m)
-                       : ScratchPlace{sequence.keys.batch, 0},
+            s.packed()
+                ? ScratchPlace::of_packed(sequence.number, sequence.keys.begin, C.shape.block_m)
+                : ScratchPlace{sequence.keys.batch, 0},
             0,
             sequence.number};
   }
   // Under a block mask the longest list of the sequence comes first, unless additions have an
   // order.
   int block_of(const SequenceTiles& sequence, const TileIndex& index) const {
-    if (C.block_mask && !launch_.has_order()) {
+    if (C.block_mask() && !launch_.has_order()) {
       const int head = index.pack * (launch_.shape.heads / launch_.shape.kv_heads);
       const int list = sequence.first_entry + index.m_block;
       return launch_.params.lists.lengths[launch_.params.lists.number(0, head, list)].nth;
     }
-    return launch_.params.order.last_keys_first && !C.block_mask
+    return launch_.params.order.last_keys_first && !C.block_mask()
                ? index.m_block
                : sequence.order.num_m_blocks - 1 - index.m_block;
   }
@@ -179,8 +181,8 @@ class BackwardWorks {
   }
 
   bool sees_keys(const Work& at, int m_block, int first_key, int num_keys) const {
-    const int end = std::min((m_block + 1) * C.block_m, at.queries.count);
-    for (int query = m_block * C.block_m; query < end; ++query) {
+    const int end = std::min((m_block + 1) * C.shape.block_m, at.queries.count);
+    for (int query = m_block * C.shape.block_m; query < end; ++query) {
       const KeyRangeOf<int> keys =
           launch_.shape.mask.keys_of(query, at.queries.count, at.keys.used);
       if (std::max(keys.begin, first_key) < std::min(keys.end, first_key + num_keys)) return true;
@@ -190,9 +192,9 @@ class BackwardWorks {
 
   // Whether a query of a block of the mask sees a key by the rule beside it.
   bool block_holds(const Work& at, int query_block) const {
-    constexpr int kSteps = kMaskBlock / C.block_m;
+    constexpr int kSteps = kMaskBlock / C.shape.block_m;
     for (int m = query_block * kSteps; m < (query_block + 1) * kSteps; ++m) {
-      if (sees_keys(at, m, at.n_block * C.block_n, C.block_n)) return true;
+      if (sees_keys(at, m, at.n_block * C.shape.block_n, C.shape.block_n)) return true;
     }
     return false;
   }

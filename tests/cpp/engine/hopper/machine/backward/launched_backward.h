@@ -23,24 +23,24 @@ enum class MainLaunch { kWhole, kMaySplit };
 template <BackwardConfig C>
 class LaunchedBackward {
  public:
-  static constexpr int kPlannedSms = C.persistent ? 2 : 132;
+  static constexpr int kPlannedSms = C.persistent() ? 2 : 132;
 
   explicit LaunchedBackward(const CallShape& s, bool deterministic = false,
                             MainLaunch main = MainLaunch::kWhole, int sms = kPlannedSms)
       : shape(s) {
     BackwardCall a;
-    a.q = dense_span(&q_, s.entries(), s.q_rows(), s.heads, C.head_dim);
-    a.k = dense_span(&k_, s.entries(), s.k_rows(), s.kv_heads, C.head_dim);
-    a.v = dense_span(&v_, s.entries(), s.k_rows(), s.kv_heads, C.head_dim_v);
-    a.o = a.d_o = dense_span(&d_o_, s.entries(), s.q_rows(), s.heads, C.head_dim_v);
-    a.dq = dense_span(&dq_, s.entries(), s.q_rows(), s.heads, C.head_dim);
-    a.dk = dense_span(&dk_, s.entries(), s.k_rows(), s.kv_heads, C.head_dim);
-    a.dv = dense_span(&dv_, s.entries(), s.k_rows(), s.kv_heads, C.head_dim_v);
+    a.q = dense_span(&q_, s.entries(), s.q_rows(), s.heads, C.shape.head_dim);
+    a.k = dense_span(&k_, s.entries(), s.k_rows(), s.kv_heads, C.shape.head_dim);
+    a.v = dense_span(&v_, s.entries(), s.k_rows(), s.kv_heads, C.shape.head_dim_v);
+    a.o = a.d_o = dense_span(&d_o_, s.entries(), s.q_rows(), s.heads, C.shape.head_dim_v);
+    a.dq = dense_span(&dq_, s.entries(), s.q_rows(), s.heads, C.shape.head_dim);
+    a.dk = dense_span(&dk_, s.entries(), s.k_rows(), s.kv_heads, C.shape.head_dim);
+    a.dv = dense_span(&dv_, s.entries(), s.k_rows(), s.kv_heads, C.shape.head_dim_v);
     a.scale = a.gradient_scale = 1;
     a.deterministic = deterministic;
     a.batch_invariant = main == MainLaunch::kWhole;
     s.describe(a);
-    if (C.block_mask) a.block_mask = mask = map_.make(s, 1);
+    if (C.block_mask()) a.block_mask = mask = map_.make(s, 1);
     BackwardKernel kernel{.config = C,
                           .preprocess = &pre_,
                           .main = &main_,
@@ -67,7 +67,7 @@ class LaunchedBackward {
   LaunchedBackward(const LaunchedBackward&) = delete;
 
   // Whether additions to dQ have one. Persistent CTAs draw tiles from the first counter.
-  bool has_order() const { return params.scratch.dq_semaphore && !C.persistent; }
+  bool has_order() const { return params.scratch.dq_semaphore && !C.persistent(); }
 
   CallShape shape;
   BackwardParamsOf<C> params{};

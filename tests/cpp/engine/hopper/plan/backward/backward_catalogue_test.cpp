@@ -33,7 +33,7 @@ TEST(BackwardCatalogue, every_row_fits_the_register_file) {
 }
 
 TEST(BackwardCatalogue, stages_of_a_step_are_loaded_while_another_is_at_work) {
-  for (const BackwardConfig& c : configs()) EXPECT_GE(c.stages, 2);
+  for (const BackwardConfig& c : configs()) EXPECT_GE(c.shape.stages, 2);
 }
 
 // dQ's sums lie as those of a row for all calls, so that preprocess and postprocess may be of
@@ -42,13 +42,32 @@ TEST(BackwardCatalogue, rows_for_dense_calls_have_the_tiles_of_those_for_all) {
   for (const BackwardRow& row : kRowsForSomeDenseCalls) {
     const BackwardConfig& c = row.kernel;
     const BackwardConfig& o =
-        select_backward({.head_dim = c.head_dim, .head_dim_v = c.head_dim_v})->kernel;
-    EXPECT_TRUE(c.head_dim == o.head_dim && c.head_dim_v == o.head_dim_v);
-    EXPECT_TRUE(c.block_m == o.block_m && c.block_n == o.block_n && !o.pairs() && !o.persistent);
-    EXPECT_TRUE(c.pairs() != c.persistent);
+        select_backward({.head_dim = c.shape.head_dim, .head_dim_v = c.shape.head_dim_v})->kernel;
+    EXPECT_TRUE(c.shape.head_dim == o.shape.head_dim && c.shape.head_dim_v == o.shape.head_dim_v);
+    EXPECT_TRUE(c.shape.block_m == o.shape.block_m && c.shape.block_n == o.shape.block_n &&
+                !o.pairs() && !o.persistent());
+    EXPECT_TRUE(c.pairs() != c.persistent());
     EXPECT_EQ(c.dq_parts() * c.ctas(), o.dq_parts());
     EXPECT_FALSE(c.can_split_steps() || c.can_take_short_sequences());
   }
+}
+
+TEST(BackwardCatalogue, parts_that_do_not_fit_each_other_make_no_row) {
+  const BackwardConfig dense;
+  const auto fits = [&](const auto& change) {
+    BackwardConfig c = dense;
+    change(c);
+    return c.is_consistent();
+  };
+  EXPECT_TRUE(dense.is_consistent() && dense.with_step_splits().is_consistent());
+  EXPECT_TRUE(dense.with(Element::kFp16, Variant::kCapped).is_consistent());
+  EXPECT_FALSE(fits([](auto& c) { c.scores = Scores::kCapped; }));
+  EXPECT_FALSE(fits([](auto& c) { c.tiles = Tiles::kListed; }));
+  EXPECT_FALSE(fits([](auto& c) { c.weights = Weights::kMaskBits; }));
+  EXPECT_FALSE(fits([](auto& c) { c.tiles = Tiles::kStreamK; }));
+  EXPECT_FALSE(fits([](auto& c) { c.tiles = Tiles::kVarlen, c.sharing = Sharing::kPersistent; }));
+  EXPECT_FALSE(
+      fits([](auto& c) { c.gradients = Gradients::kFloat32, c.sharing = Sharing::kPairs; }));
 }
 
 // Entries are found by the row's place in the array.

@@ -18,7 +18,7 @@ namespace {
 
 BackwardKernel pairs_of_128() {
   BackwardKernel kernel = kernel_for(128);
-  const auto in_pairs = [](const BackwardRow& row) { return row.kernel.in_pairs; };
+  const auto in_pairs = [](const BackwardRow& row) { return row.kernel.in_pairs(); };
   kernel.config = std::ranges::find_if(kRowsForSomeDenseCalls, in_pairs)->kernel;
   return kernel;
 }
@@ -44,7 +44,7 @@ BackwardCall placed_call(int64_t batches, int64_t queries, int64_t keys, int64_t
 TEST(FewKeyBlocks, are_split_where_sms_would_idle) {
   const auto splits = [](int64_t batches, int64_t rows, int64_t heads, bool causal,
                          const BackwardKernel& kernel = kernel_for(128)) {
-    BackwardCall a = placed_call(batches, rows, rows, heads, heads, kernel.config.head_dim);
+    BackwardCall a = placed_call(batches, rows, rows, heads, heads, kernel.config.shape.head_dim);
     if (causal) a.mask.right = 0;
     return plan_launches(kernel, a, kSms).step_splits();
   };
@@ -63,7 +63,7 @@ TEST(FewKeyBlocks, are_split_where_sms_would_idle) {
   BackwardCall few = placed_call(1, 2048, 2048, 4, 4, 128);
   const BackwardPlan plan = plan_launches(pairs_of_128(), few, kSms);
   EXPECT_FALSE(plan.main_config.pairs());
-  EXPECT_TRUE(plan.main_config.splits_steps && plan.kernel.config.splits_steps);
+  EXPECT_TRUE(plan.main_config.splits_steps() && plan.kernel.config.splits_steps());
   EXPECT_EQ(plan.grids.main, 64 * 2);
   EXPECT_EQ(plan.num_tiles, 64 * 2);
   EXPECT_EQ(plan.workspace.dkv_accum_bytes, 64 * 128 * 256 * 4);

@@ -19,7 +19,9 @@ TEST(SelectBackwardKernel, has_float32_gradients_to_128_columns) {
       ASSERT_EQ(row != nullptr, d <= 128) << d;
       if (row == nullptr) continue;
       const BackwardConfig& c = row->kernel;
-      EXPECT_TRUE(c.wide && c.variant == variant && c.head_dim == (d <= 64 ? 64 : 128)) << d;
+      EXPECT_TRUE(c.wide() && c.general() == (variant == Variant::kGeneral) &&
+                  c.shape.head_dim == (d <= 64 ? 64 : 128))
+          << d;
       EXPECT_FALSE(c.can_take_short_sequences());
     }
   }
@@ -30,7 +32,7 @@ TEST(SelectBackwardKernel, has_pairs_of_128_columns_for_key_blocks_in_even_numbe
   const auto takes = [](int64_t d, int64_t dv, int64_t keys) {
     const BackwardRow* const row = select_backward(
         {.head_dim = d, .head_dim_v = dv, .dense = DenseCall{.queries = 8192, .keys = keys}});
-    return row != nullptr && row->kernel.in_pairs;
+    return row != nullptr && row->kernel.in_pairs();
   };
   for (const int64_t d : {64, 96, 104, 128, 136, 192, 256, 264}) {
     EXPECT_EQ(takes(d, d, 1024), d == 104 || d == 128) << d;
@@ -43,7 +45,7 @@ TEST(SelectBackwardKernel, has_pairs_of_128_columns_for_key_blocks_in_even_numbe
 // Key blocks of few steps have eight or fewer on average; persistent CTAs add in any order.
 TEST(SelectBackwardKernel, has_persistent_CTAs_at_64_columns_for_key_blocks_of_few_steps) {
   const auto takes = [](int64_t d, const DenseCall& call) {
-    return select_backward({.head_dim = d, .head_dim_v = d, .dense = call})->kernel.persistent;
+    return select_backward({.head_dim = d, .head_dim_v = d, .dense = call})->kernel.persistent();
   };
   // Eight key blocks, 256 times.
   const auto of = [](int64_t queries, int64_t group = 1, bool causal = false) {
@@ -77,8 +79,9 @@ TEST(SelectBackwardKernel, gives_the_narrowest_that_fits_wherever_the_forward_ha
       const BackwardConfig& c = row->kernel;
       for (const BackwardRow& other : kBackwardTiles) {
         const BackwardConfig& o = other.kernel;
-        if (o.head_dim < d || o.head_dim_v < dv) continue;
-        EXPECT_LE(c.head_dim + c.head_dim_v, o.head_dim + o.head_dim_v) << d << "/" << dv;
+        if (o.shape.head_dim < d || o.shape.head_dim_v < dv) continue;
+        EXPECT_LE(c.shape.head_dim + c.shape.head_dim_v, o.shape.head_dim + o.shape.head_dim_v)
+            << d << "/" << dv;
       }
     }
   }
