@@ -137,7 +137,6 @@ ALLOWED = {
     "src/core/": ["fa3/", "core/"],
     "src/process/": ["process/"],
     "src/engine/engine.h": ["fa3/", "core/"],
-    "src/engine/absent_engines.cpp": ["engine/engine.h"],
     "src/engine/engines.cpp": [
         "engine/engine.h",
         "engine/cpu/engine.h",

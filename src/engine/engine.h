@@ -94,12 +94,4 @@ struct Engine {
 // Every engine that this build contains, best first for each kind of memory.
 std::span<const Engine* const> engines();
 
-// An engine for GPUs that this build leaves out, as it has no CUDA.
-struct AbsentEngine {
-  const char* name;
-  fa3_engine_id id;
-};
-
-std::span<const AbsentEngine> absent_engines();
-
 }  // namespace fa3

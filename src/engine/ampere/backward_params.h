@@ -4,7 +4,6 @@
 
 #include "core/mask/block_mask.h"
 #include "core/seqlen.h"
-#include "engine/ampere/tile/copied_rows.h"
 #include "engine/cuda/backward/query_scratch.h"
 #include "engine/cuda/feature_params.h"
 #include "engine/cuda/softmax/score_captures.h"

@@ -6,7 +6,6 @@
 #include "core/mask/block_mask.h"
 #include "core/mask/mask_rule.h"
 #include "core/scales.h"
-#include "engine/ampere/tile/copied_rows.h"
 #include "engine/ampere/tile_schedule.h"
 #include "engine/cuda/feature_params.h"
 #include "engine/cuda/softmax/score_captures.h"

@@ -5,10 +5,10 @@
 // zeros.
 #pragma once
 
-#include "engine/ampere/tile/copied_rows.h"
 #include "engine/cuda/ptx/cp_async.cuh"
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/ptx/smem.cuh"
+#include "engine/cuda/tile/rows.h"
 #include "engine/cuda/tile/tile_layout.h"
 
 namespace fa3::ampere {

@@ -69,15 +69,15 @@ struct Candidates {
   Candidates() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    list[count++] = {kAmxKernels, has_avx512_bf16() && may_use_tiles(), true};
-    list[count++] = {kAvx512Bf16Kernels, has_avx512_bf16(), fast_avx512_bf16()};
-    list[count++] = {kAvx512Kernels, has_avx512(), true};
-    list[count++] = {kAvx2Kernels, has_avx2(), true};
+    list[count++] = {&amx::kKernels, has_avx512_bf16() && may_use_tiles(), true};
+    list[count++] = {&avx512_bf16::kKernels, has_avx512_bf16(), fast_avx512_bf16()};
+    list[count++] = {&avx512::kKernels, has_avx512(), true};
+    list[count++] = {&avx2::kKernels, has_avx2(), true};
 #elif defined(__aarch64__)
-    list[count++] = {kNeonBf16Kernels, has_neon_bf16(), true};
-    list[count++] = {kNeonKernels, true, true};
+    list[count++] = {&neon_bf16::kKernels, has_neon_bf16(), true};
+    list[count++] = {&neon::kKernels, true, true};
 #endif
-    list[count++] = {kPortableKernels, true, true};
+    list[count++] = {&portable::kKernels, true, true};
   }
 };
 
@@ -89,7 +89,7 @@ const Kernels* choose_kernels() {
   for (const Candidate& candidate : Candidates().list) {
     if (candidate.supported && candidate.preferred) return candidate.kernels;
   }
-  return kPortableKernels;
+  return &portable::kKernels;
 }
 
 }  // namespace

@@ -53,15 +53,28 @@ struct Kernels {
   double (*multiply_add[3])(int64_t repeats);
 };
 
-extern const Kernels* const kPortableKernels;
-// x86-64 only:
-extern const Kernels* const kAvx2Kernels;
-extern const Kernels* const kAvx512Kernels;
-extern const Kernels* const kAvx512Bf16Kernels;
-extern const Kernels* const kAmxKernels;
-// 64-bit Arm only:
-extern const Kernels* const kNeonKernels;
-extern const Kernels* const kNeonBf16Kernels;
+// Each is defined where it is compiled: x86-64, 64-bit Arm, or everywhere.
+namespace amx {
+extern const Kernels kKernels;
+}
+namespace avx512_bf16 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace neon_bf16 {
+extern const Kernels kKernels;
+}
+namespace neon {
+extern const Kernels kKernels;
+}
+namespace portable {
+extern const Kernels kKernels;
+}
 
 // The rate that the forward could reach at best on this machine at this moment: multiply-adds from
 // registers, as its kernel for `dtype` uses them (float FMA, or vdpbf16ps where the engine uses

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/cpu/latent/backward.h"
+#include "engine/cpu/latent/latent.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of one instruction set's kernels, and the probe of its multiply-add rate.
+// The table of one instruction set's kernels, and the probe of its multiply-add rate. A source that
+// defines FA3_ISA and includes this file has the kernels: CMake writes those of all but AMX.
 #pragma once
 
 #include "engine/cpu/kernels/kernels.h"
@@ -8,10 +9,6 @@
 #include "engine/cpu/simd/forward/attend_block.h"
 #include "engine/cpu/simd/forward/attend_rows.h"
 #include "engine/cpu/simd/forward/write_rows.h"
-#if defined(FA3_TILES)
-#include "engine/cpu/simd/amx/tile_gradients.h"
-#include "engine/cpu/simd/amx/tile_rows.h"
-#endif
 
 namespace fa3::cpu::FA3_ISA {
 
@@ -39,26 +36,6 @@ static double multiply_add(int64_t repeats) {
   return 2.0 * Format::kStep * kWidth * kAccumulators * 64.0 * static_cast<double>(repeats);
 }
 
-#if defined(FA3_TILES)
-
-// Four sums of tiles, as the kernels have them.
-static double multiply_add_tiles(int64_t repeats) {
-  const float zeros[kTileRows * kTileSide] = {};
-  configure_tiles();
-  zero_sums<2>();
-  for (int64_t n = 0; n < 4 * repeats; ++n) {
-    if (n == 0) multiply_tiles<2>({zeros, kTileSide}, {zeros, 0});
-    tile_multiply_add<0, 4, 6>();
-    tile_multiply_add<1, 4, 7>();
-    tile_multiply_add<2, 5, 6>();
-    tile_multiply_add<3, 5, 7>();
-  }
-  release_tiles();
-  return 2.0 * kTileRows * kTileRows * kTileDepth * 4.0 * static_cast<double>(repeats);
-}
-
-#endif
-
 // Bf16: what multiplies bfloat16 in the forward (vector/multiply.h). An instruction set that has
 // more changes the rest.
 template <class Bf16>
@@ -84,5 +61,25 @@ static constexpr Kernels table_of(const char* name) {
                        multiply_add<Bf16>},
   };
 }
+
+#define FA3_WORD(x) #x
+#define FA3_NAME(isa) FA3_WORD(isa)
+
+#if !defined(FA3_TILES)  // whose table stands in kernels_amx.cpp
+constexpr Kernels kKernels = [] {
+#if defined(FA3_PAIRS)
+  Kernels table = table_of<Bf16Pairs>(FA3_NAME(FA3_ISA));
+#if defined(FA3_NEON)
+  table.bf16_products = "bfdot";
+#else
+  table.bf16_products = "vdpbf16ps";
+#endif
+  table.bf16_gradients = &kPairGradients;
+  return table;
+#else
+  return table_of<Floats<BFloat16>>(FA3_NAME(FA3_ISA));
+#endif
+}();
+#endif
 
 }  // namespace fa3::cpu::FA3_ISA

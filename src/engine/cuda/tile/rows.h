@@ -52,6 +52,14 @@ struct RowTensor {
   }
 };
 
+// A tensor whose rows are copied to shared memory by `width` bytes at once: 16, 8, 4 or 2, which
+// its address and all strides are multiples of.
+struct CopiedRows {
+  RowTensor tensor;
+  int width;
+  bool in_chunks;  // width is 16, rows end with one, and all of a tile are one stride apart
+};
+
 // The log-sum-exp: a float for each (batch, head, row).
 struct RowFloats {
   float* data = nullptr;  // null: not wanted

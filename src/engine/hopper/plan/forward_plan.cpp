@@ -8,7 +8,7 @@
 #include "core/ceil_div.h"
 #include "core/workspace.h"
 #include "engine/hopper/plan/count_tiles.h"
-#include "engine/hopper/plan/select/choose_kv_loader.h"
+#include "engine/hopper/plan/select/select.h"
 #include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {

@@ -6,8 +6,8 @@
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/plan/select/choose_kv_loader.h"
 #include "engine/hopper/plan/select/choose_split.h"
+#include "engine/hopper/plan/select/select.h"
 
 namespace fa3::hopper {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/select/choose_kv_loader.h"
 #include "engine/hopper/config/decode_shape.h"
+#include "engine/hopper/plan/select/select.h"
 
 #include <algorithm>
 #include <numeric>

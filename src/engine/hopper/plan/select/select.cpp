@@ -5,7 +5,6 @@
 
 #include "core/ceil_div.h"
 #include "engine/hopper/plan/count_tiles.h"
-#include "engine/hopper/plan/select/choose_kv_loader.h"
 #include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/scheduler/split_kv.h"
 

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/hopper/plan/plain_problem.h"
-#include "engine/hopper/plan/select/choose_kv_loader.h"
+#include "engine/hopper/plan/select/select.h"
 
 namespace fa3::hopper {
 namespace {

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "engine/hopper/plan/plain_problem.h"
-#include "engine/hopper/plan/select/choose_kv_loader.h"
 #include "engine/hopper/plan/select/choose_split.h"
+#include "engine/hopper/plan/select/select.h"
 
 namespace fa3::hopper {
 namespace {
