@@ -84,6 +84,9 @@ struct Captured {
   Ahead ahead = Ahead::kNothing;
   bool may_hide = false;  // the function hides keys
 
+  FA3_HD constexpr bool loads_tile() const {
+    return ahead == Ahead::kTile || ahead == Ahead::kTileReadOnce;
+  }
   bool operator==(const Captured&) const = default;
 };
 

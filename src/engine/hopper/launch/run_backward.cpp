@@ -6,6 +6,7 @@
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/hopper/launch/launch_backward.h"
 #include "engine/hopper/launch/score_program.h"
+#include "engine/hopper/plan/scored_kernel.h"
 
 namespace fa3::hopper {
 namespace {

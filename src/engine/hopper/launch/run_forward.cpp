@@ -84,19 +84,13 @@ Status run_scored(const fa3_score_function& score, int device, const ForwardPlan
   if (!has_work(scored)) return {};
   ForwardKernel& kernel = scored.plan.kernel;
   const cuda::DeviceScope scope(device);
-  const ForwardCall& call = decided.call;
-  int captured = kNoTile;
-  if (takes_captured_tile(kernel.config)) {
-    captured = find_captured_tile(score, call.seqlen_q, call.seqlen_k);
-  }
-  if (captured != kNoTile &&
-      !encode_captured_map(scored.score.captured_map, score.tensors[captured],
+  if (kernel.config.captured.loads_tile() &&
+      !encode_captured_map(scored.score.captured_map, score.tensors[decided.captured_tile],
                            kernel.config.captured_tile())) {
     return cuda::finish(cudaErrorInvalidValue, "hopper forward");
   }
-  FA3_TRY(cuda::find_kernel(score_key(score, kernel.config, captured), score.compiler,
-                            &kernel.function,
-                            [&] { return score_program(score, kernel.config, captured); }));
+  FA3_TRY(cuda::find_kernel(score_key(score, kernel.config), score.compiler, &kernel.function,
+                            [&] { return score_program(score, kernel.config); }));
   if (score.only_compiles != 0) return {};
   return run(device, scored, workspace, stream);
 }

@@ -9,21 +9,16 @@
 
 namespace fa3::hopper {
 
-// Whether the kernel can load tiles of a captured tensor.
-bool takes_captured_tile(const Kernel& config);
-bool takes_captured_tile(const BackwardConfig& config);
+// kernel: what with_score() makes of one (plan/scored_kernel.h).
+cuda::Program score_program(const fa3_score_function& score, const Kernel& kernel);
 
-// captured: the number of the tensor of which it does.
-cuda::Program score_program(const fa3_score_function& score, const Kernel& config,
-                            int captured = kNoTile);
-
-// The main kernel of the backward; its others know nothing of scores.
+// The main kernel of the backward; its others know nothing of scores. captured: the number of the
+// tensor of which it loads tiles.
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& config,
                             int captured = kNoTile);
 
 // What these programs follow from.
-cuda::ProgramKey score_key(const fa3_score_function& score, const Kernel& config,
-                           int captured = kNoTile);
+cuda::ProgramKey score_key(const fa3_score_function& score, const Kernel& kernel);
 cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,
                            int captured = kNoTile);
 

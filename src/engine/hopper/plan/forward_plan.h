@@ -8,6 +8,7 @@
 
 #include "engine/cuda/lists/block_list_memory.h"
 #include "engine/hopper/forward_params.h"
+#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/score_operands.h"
@@ -81,6 +82,7 @@ struct ForwardPlan {
   int kv_box_rows = 0;            // of K's and V's TMA boxes
   TileOrder order{};              // of whole tiles, or of groups of them:
   TilesTogether together{};       // a score function's, where sequences have one length
+  int captured_tile = kNoTile;    // the tensor that its kernel loads by tiles, if it does
   int pair_blocks = 0;            // of tiles in pairs (PairedKvSchedule)
   SplitKvSchedule schedule{};     // tiles that are found in the lengths; else .sequences alone
   CpAsyncKeys cp_async{};         // K and V for cp.async

@@ -146,8 +146,9 @@ Status check_e4m3_layouts(const Request& r) {
 
 E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Request& request, Tiling tiling) {
   const Kernel& c = kernel.config;
-  const auto& [problem, call, needs, sizes, num_sms] = request;
-  E4m3Plan plan{.forward = plan_launch(kernel, call, tiling, num_sms),
+  const Problem& problem = request.problem;
+  const ForwardCall& call = request.call;
+  E4m3Plan plan{.forward = plan_launch(kernel, call, tiling, request.num_sms),
                 .v = call.v,
                 .v_is_transposed = takes_v_transposed(problem, call),
                 .q_quantization = problem.q_quantization,
@@ -160,11 +161,11 @@ E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Request& request, T
   // NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
   plan.key_step = std::lcm(kPreparedKeys, c.shape.block_n);
   plan.padded_keys = padded_keys(c, call.seqlen_k, plan.key_step);
-  plan.order = transpose_order(plan, num_sms);
+  plan.order = transpose_order(plan, request.num_sms);
   if (plan.order.goes_on_late()) {  // some CTAs start later
     plan.parts_done_of_head = plan.order.parts_of_head * warps_of_part(plan.v.columns);
     tiling.scheduler = Scheduler::kDynamicPersistent;
-    plan.forward = plan_launch(kernel, call, tiling, num_sms);
+    plan.forward = plan_launch(kernel, call, tiling, request.num_sms);
   }
   // The list of varlen tiles is made by a kernel between the two.
   plan.forward.pdl = plan.forward.tiling.scheduler != Scheduler::kVarlenMetadata;

@@ -12,6 +12,7 @@
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
+#include "engine/hopper/plan/scored_kernel.h"
 #include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/plan/select/select.h"
 #include "engine/hopper/plan/select/serving.h"
@@ -154,9 +155,12 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(check_score(request, *row));
   const bool is_e4m3 = row->kernel.e4m3();
   const Element element = element_of(is_e4m3 ? problem.o.dtype : problem.dtype);
-  const ForwardKernel kernel = forward_kernel_at(*row, element, call.outputs());
-  const ForwardPlan decided =
-      plan_launch(kernel, call, tiling, num_sms, together_in(problem, call));
+  ForwardKernel kernel = forward_kernel_at(*row, element, call.outputs());
+  if (problem.score) {
+    kernel.config = with_score(kernel.config, *problem.score, request.captured_tile);
+  }
+  ForwardPlan decided = plan_launch(kernel, call, tiling, num_sms, together_in(problem, call));
+  decided.captured_tile = request.captured_tile;
   const Kernel& c = kernel.config;
   const int64_t tiles = num_tiles(c, call, tiling.pack);
   FA3_TRY(check_counts(decided, tiles));

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "engine/cuda/jit/score_program.h"
-#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/plan/select/select.h"
@@ -15,7 +14,7 @@ namespace {
 constexpr int64_t kFewRows = 64;
 constexpr int64_t kManyKeys = 512;
 
-Need kind_of(const fa3_score_function& score, int64_t queries, int64_t keys) {
+Need kind_of(const fa3_score_function& score, int captured_tile) {
   if (score.kind == FA3_SCORE_ROW_LINE) return Need::kScoreLine;
   if (score.kind == FA3_SCORE_KEY_TERM) return Need::kScoreKeyTerm;
   if (score.num_tensors == 0) return Need::kScorePure;
@@ -24,7 +23,7 @@ Need kind_of(const fa3_score_function& score, int64_t queries, int64_t keys) {
     if (cuda::has_element(score, FA3_ELEMENT_RUN)) return Need::kScoreRun;
     if (cuda::has_element(score, FA3_ELEMENT_CLAMPED_RUN)) return Need::kScoreClampedRun;
   }
-  return find_captured_tile(score, queries, keys) != kNoTile ? Need::kScoreTile : Need::kScoreOther;
+  return captured_tile != kNoTile ? Need::kScoreTile : Need::kScoreOther;
 }
 
 // Keys are never split, and kernels for few rows do not exist.
@@ -66,10 +65,12 @@ int64_t rows_of_key(const ForwardCall& call) {
 
 Request request_of(const Problem& p, int num_sms) {
   const ForwardCall call = call_of(p);
-  return {p, call, needs_of(p, call), sizes_of(p, call), num_sms};
+  const int captured_tile =
+      p.score ? find_captured_tile(*p.score, p.lengths_q.max, p.lengths_k.max) : kNoTile;
+  return {p, call, needs_of(p, call, captured_tile), sizes_of(p, call), num_sms, captured_tile};
 }
 
-Needs needs_of(const Problem& p, const ForwardCall& call) {
+Needs needs_of(const Problem& p, const ForwardCall& call, int captured_tile) {
   using enum Need;
   const MaskRuleOf<int>& mask = call.mask;
   const bool is_e4m3 = p.dtype == DType::float8_e4m3;
@@ -113,7 +114,7 @@ Needs needs_of(const Problem& p, const ForwardCall& call) {
   }
   if (p.score != nullptr) {
     needs.set(kScoreFunction);
-    needs.set(kind_of(*p.score, p.lengths_q.max, p.lengths_k.max));
+    needs.set(kind_of(*p.score, captured_tile));
   }
   return needs;
 }

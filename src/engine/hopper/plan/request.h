@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/cuda/host/needs.h"
+#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/plan/forward_call.h"
 
 namespace fa3::hopper {
@@ -20,13 +21,15 @@ struct Request {
   ForwardCall call;
   Needs needs;
   Sizes sizes;
-  int num_sms = 0;  // that may be counted later: no need depends on it
+  int num_sms = 0;              // that may be counted later: no need depends on it
+  int captured_tile = kNoTile;  // the tensor of the score function that TMA can bring by tiles
 };
 
 // Query rows that see a key, on average; of a call that has keys.
 int64_t rows_of_key(const ForwardCall& call);
 
-Needs needs_of(const Problem& problem, const ForwardCall& call);
+// captured_tile: as in a Request.
+Needs needs_of(const Problem& problem, const ForwardCall& call, int captured_tile = kNoTile);
 
 Request request_of(const Problem& problem, int num_sms = 0);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels are chosen for calls whose needs they cover, and a call is refused for its needs only if
-// no kernel covers them: for random problems, on a machine without a GPU.
+// Kernels are chosen for calls whose needs they cover, planned as they are compiled, and a call is
+// refused for its needs only if no kernel covers them: for random problems, on a machine without a
+// GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "engine/hopper/kernels/offers.h"
 #include "engine/hopper/launch/counting_runtime.h"
 #include "engine/hopper/plan/plan_e4m3.h"
+#include "engine/hopper/plan/scored_kernel.h"
 #include "engine/hopper/plan/select/serving.h"
 
 namespace fa3::hopper {
@@ -56,7 +58,8 @@ TEST(Needs, are_what_decides_whether_a_kernel_serves_a_call) {
     Problem p = call.problem();
     if (p.partial.on && !kHopperEngine.continues(p)) p.partial = {};
     const auto [status, c, tiling] = plan(p);
-    Needs needs = needs_of(p, call_of(p));
+    const Request request = request_of(p);
+    Needs needs = request.needs;
     const auto serves = [&](const Row& row) {
       return has_columns(row.kernel, p) && offers_of(row).covers(needs) &&
              needs.covers(requires_of(row));
@@ -71,8 +74,10 @@ TEST(Needs, are_what_decides_whether_a_kernel_serves_a_call) {
     }
     needs.set(Need::kFindsTiles, tiling.finds_own_tiles());
     needs.set(Need::kFixedSplits, tiling.scheduler == Scheduler::kFixedSplit);
-    const auto row = std::ranges::find_if(kForward, [&, config = c](const Row& row) {
-      return kernel_of(row, config.element) == config && serves(row);
+    const auto row = std::ranges::find_if(kForward, [&, planned = c](const Row& row) {
+      Kernel kernel = kernel_of(row, planned.element);
+      if (p.score != nullptr) kernel = with_score(kernel, *p.score, request.captured_tile);
+      return kernel == planned && serves(row);
     });
     EXPECT_NE(row, kForward.end())
         << number << " " << describe(call) << ": d" << c.shape.head_dim << " " << c.shape.block_m

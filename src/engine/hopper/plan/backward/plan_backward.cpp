@@ -52,7 +52,7 @@ bool adds_gradients(const fa3_score_function& score) {
   });
 }
 
-Status check_score(const BackwardProblem& p) {
+Status check_score_gradients(const BackwardProblem& p) {
   if (p.score == nullptr) return {};
   const bool keeps = cuda::keeps_scores_or_slopes(*p.score);
   if (p.dropout.on() && (keeps || std::max(p.head_dim, p.head_dim_v) > 128)) {
@@ -266,7 +266,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   }
   const BackwardCall call = call_of(problem);
   FA3_TRY(check_layouts(call));
-  FA3_TRY(check_score(problem));
+  FA3_TRY(check_score_gradients(problem));
   int num_sms = 0;
   FA3_TRY(count_free_sms(problem, &num_sms));
   const BackwardPlan decided = plan_launches(kernel_of(tiled), call, num_sms);

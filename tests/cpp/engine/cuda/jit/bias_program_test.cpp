@@ -21,7 +21,7 @@ TEST_F(ScoreProgram, LoadsElementsOfKeysAhead) {
   score.num_tensors = 4;
   const auto c =
       scored_kernels(Scored::kAny, hopper::Tiles::kVarlen, hopper::Element::kFp16).front();
-  const auto program = hopper::score_program(score, c);
+  const auto program = program_of(score, c);
   EXPECT_EQ(traits_in(program),
             line_of("Half", {.element = cuda::ElementKind::kOfKey, .tensor = 3}));
   auto hides = score;
@@ -32,7 +32,7 @@ TEST_F(ScoreProgram, LoadsElementsOfKeysAhead) {
     return cuda::text_of(kernel);
   };
   EXPECT_NE(program.text.find(with_pairs(false)), std::string::npos);
-  EXPECT_NE(hopper::score_program(hides, c).text.find(with_pairs(true)), std::string::npos);
+  EXPECT_NE(program_of(hides, c).text.find(with_pairs(true)), std::string::npos);
   std::string code;
   const Status status = cuda::find_code(program, nullptr, &code);
   EXPECT_TRUE(status.ok()) << status.message();
@@ -47,7 +47,7 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
   score.num_tensors = 1;
   score.may_hide = 1;
   const auto compiles = [&](const auto& config) {
-    const cuda::Program program = hopper::score_program(score, config, 0);
+    const cuda::Program program = program_of(score, config, 0);
     std::string code;
     const Status status = cuda::find_code(program, nullptr, &code);
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
@@ -109,14 +109,14 @@ TEST_F(ScoreProgram, BeginsWithWhatTheFunctionAdds) {
                              .loads_tile = true};
   // What it is told of the function, and in its kernel of the tensor.
   const auto expect_told = [&](int captured, hopper::Ahead ahead) {
-    const auto program = hopper::score_program(score, kSmall, captured);
+    const auto program = program_of(score, kSmall, captured);
     EXPECT_EQ(traits_in(program), line_of("Bfloat", expected));
     EXPECT_NE(program.text.find(cuda::text_of(hopper::Captured{ahead, false})), std::string::npos);
   };
   expect_told(0, hopper::Ahead::kTileReadOnce);
   const auto compiles = [&](const hopper::Kernel& config) {
     std::string code;
-    const Status status = cuda::find_code(hopper::score_program(score, config, 0), nullptr, &code);
+    const Status status = cuda::find_code(program_of(score, config, 0), nullptr, &code);
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
   };
   constexpr auto kDense = hopper::Tiles::kDense, kGeneral = hopper::Tiles::kVarlen;
@@ -167,7 +167,7 @@ TEST_F(ScoreProgram, BeginsWithLinesAndRuns) {
   // A kernel is told that its products begin with the function, which compiles.
   const auto starts = [](const fa3_score_function& score, const hopper::Kernel& kernel,
                          bool compiles = true) {
-    const auto program = hopper::score_program(score, kernel);
+    const auto program = program_of(score, kernel);
     cuda::ScoreTraits expected = cuda::traits_of(score);
     expected.starts_products = true;
     const char* const type = score.element.type == nullptr ? "float" : score.element.type;
@@ -219,7 +219,7 @@ TEST_F(ScoreProgram, StoresTheGradientOfScores) {
   score.tensors = &bias;
   score.num_tensors = 1;
   const auto told = [&](const hopper::BackwardConfig& c) {
-    return traits_in(hopper::score_program(score, c, 0));
+    return traits_in(program_of(score, c, 0));
   };
   cuda::ScoreTraits adds{
       .kind = cuda::ScoreKind::kAdded, .element = cuda::ElementKind::kOfScore, .loads_tile = true};
@@ -235,7 +235,7 @@ TEST_F(ScoreProgram, StoresTheGradientOfScores) {
     bias.gradient = &gradient;
     EXPECT_EQ(told(config), line_of("Bfloat", stores));
     std::string code;
-    const Status status = cuda::find_code(hopper::score_program(score, config, 0), nullptr, &code);
+    const Status status = cuda::find_code(program_of(score, config, 0), nullptr, &code);
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
     score.element.stores_gradient = 0;
     EXPECT_EQ(told(config), line_of("Bfloat", adds));

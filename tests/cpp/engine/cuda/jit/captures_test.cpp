@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <type_traits>
 
 #include "engine/ampere/kernels/backward.h"
 #include "engine/ampere/kernels/forward.h"
@@ -67,7 +68,12 @@ TEST(ScoreKeys, TellProgramsApart) {
   };
   for (const fa3_score_function& f : some_functions(tensors)) {
     const auto on_hopper = [&](const auto& config, int captured) {
-      see(hopper::score_key(f, config, captured), hopper::score_program(f, config, captured));
+      if constexpr (std::is_same_v<std::decay_t<decltype(config)>, hopper::Kernel>) {
+        const hopper::Kernel kernel = hopper::with_score(config, f, captured);
+        see(hopper::score_key(f, kernel), hopper::score_program(f, kernel));
+      } else {
+        see(hopper::score_key(f, config, captured), hopper::score_program(f, config, captured));
+      }
     };
     const auto on_ampere = [&](const auto& config, const cuda::Capability& gpu) {
       see(ampere::score_key(f, config, gpu), ampere::score_program(f, config, gpu));

@@ -15,6 +15,8 @@
 #include "engine/cuda/jit/nvrtc.h"
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/catalogue.h"
+#include "engine/hopper/launch/score_program.h"
+#include "engine/hopper/plan/scored_kernel.h"
 
 namespace fa3 {
 
@@ -94,6 +96,17 @@ inline fa3_score_function function_of(const char* text, fa3_score_kind kind,
 // The element of a bias of all heads.
 constexpr fa3_score_element kElementOfScore{
     .kind = FA3_ELEMENT_OF_SCORE, .type = "Bfloat", .indices = "return at(h);"};
+
+// The program of a function's kernel. captured: the tensor of which it may load tiles.
+inline cuda::Program program_of(const fa3_score_function& score, const hopper::Kernel& kernel,
+                                int captured = hopper::kNoTile) {
+  return hopper::score_program(score, hopper::with_score(kernel, score, captured));
+}
+inline cuda::Program program_of(const fa3_score_function& score,
+                                const hopper::BackwardConfig& kernel,
+                                int captured = hopper::kNoTile) {
+  return hopper::score_program(score, kernel, captured);
+}
 
 // What the program's kernel knows of its function.
 inline std::string traits_in(const cuda::Program& program) {

@@ -63,7 +63,7 @@ TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
          tried_rows(scored_kernels(Scored::kAny, tiles, hopper::Element::kFp16))) {
       std::string code;
       score.may_hide = tiles == hopper::Tiles::kVarlen;
-      const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+      const Status status = cuda::find_code(program_of(score, config), nullptr, &code);
       EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
       EXPECT_EQ(code.substr(1, 3), "ELF");
     }
@@ -76,7 +76,7 @@ TEST_F(ScoreProgram, CompilesForThreeWarpgroups) {
   const auto score = function_of("using namespace score; return tangent(score) * 3.0f;");
   for (const auto& config : tried_rows(scored_kernels(Scored::kPure, hopper::Tiles::kVarlen))) {
     std::string code;
-    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+    const Status status = cuda::find_code(program_of(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << status.message();
   }
 }
@@ -89,7 +89,7 @@ TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
       "add_for_tile<2>(gradient * (kv_idx - q_idx), h);";
   const auto compiles = [&](const hopper::BackwardConfig& config) {
     std::string code;
-    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+    const Status status = cuda::find_code(program_of(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
     EXPECT_EQ(code.substr(1, 3), "ELF");
   };
@@ -117,7 +117,7 @@ TEST_F(ScoreProgram, KeepsScoresThatGradientsUse) {
     score.gradients = gradients;
     score.gradients_use_score = use_score;
     const cuda::ScoreTraits expected{.keeps_scores = gradients != nullptr && use_score != 0};
-    EXPECT_EQ(traits_in(hopper::score_program(score, config)), line_of("float", expected));
+    EXPECT_EQ(traits_in(program_of(score, config)), line_of("float", expected));
     return expected.keeps_scores;
   };
   EXPECT_FALSE(keeps(nullptr, 1));
@@ -126,7 +126,7 @@ TEST_F(ScoreProgram, KeepsScoresThatGradientsUse) {
   // A text that does not say so has no score to name.
   std::string code;
   EXPECT_FALSE(keeps("add_for_tile<0>(gradient * score, h);", 0));
-  const Status unknown = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+  const Status unknown = cuda::find_code(program_of(score, config), nullptr, &code);
   EXPECT_NE(unknown.message().find("score gradients(1): error"), std::string::npos)
       << unknown.message();
 
@@ -135,7 +135,7 @@ TEST_F(ScoreProgram, KeepsScoresThatGradientsUse) {
   score.slope = "return load<float, 0>(h);";
   const auto compiles = [&](const auto& kept) {
     std::string code;
-    const Status status = cuda::find_code(hopper::score_program(score, kept), nullptr, &code);
+    const Status status = cuda::find_code(program_of(score, kept), nullptr, &code);
     EXPECT_TRUE(status.ok()) << columns_of(kept) << ": " << status.message();
   };
   for (const hopper::BackwardRow& row : hopper::kBackwardTiles) {
@@ -152,7 +152,7 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
   auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
   std::string code;
   const auto compiles = [&](const auto& config) {
-    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+    const Status status = cuda::find_code(program_of(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
   };
   for (const auto& kernel : tried_rows(scored_kernels(Scored::kListed, hopper::Tiles::kListed)))
@@ -186,7 +186,7 @@ TEST_F(ScoreProgram, CompilesInDecodeKernels) {
   for (const auto tiles : {hopper::Tiles::kDecodeSingle, hopper::Tiles::kDecode}) {
     for (const auto& config : tried_rows(scored_kernels(Scored::kAny, tiles))) {
       std::string code;
-      const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+      const Status status = cuda::find_code(program_of(score, config), nullptr, &code);
       EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
       EXPECT_EQ(code.substr(1, 3), "ELF");
     }
@@ -195,7 +195,7 @@ TEST_F(ScoreProgram, CompilesInDecodeKernels) {
   std::string code;
   const auto config =
       scored_kernels(Scored::kAny, hopper::Tiles::kDecode, hopper::Element::kFp16).front();
-  const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+  const Status status = cuda::find_code(program_of(score, config), nullptr, &code);
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
@@ -239,17 +239,17 @@ TEST_F(ScoreProgram, IsCompiledOnce) {
   files::remove_all(folder);
   const auto score = function_of("return score * 2.0f;");
   std::string first, second, third;
-  ASSERT_TRUE(cuda::find_code(hopper::score_program(score, kSmall), nullptr, &first).ok());
+  ASSERT_TRUE(cuda::find_code(program_of(score, kSmall), nullptr, &first).ok());
   EXPECT_EQ(count(), 1);
   const auto time = files::last_write_time(only_file());
-  ASSERT_TRUE(cuda::find_code(hopper::score_program(score, kSmall), nullptr, &second).ok());
+  ASSERT_TRUE(cuda::find_code(program_of(score, kSmall), nullptr, &second).ok());
   EXPECT_EQ(files::last_write_time(only_file()), time);
   EXPECT_EQ(first, second);
   files::resize_file(only_file(), 100);
-  ASSERT_TRUE(cuda::find_code(hopper::score_program(score, kSmall), nullptr, &third).ok());
+  ASSERT_TRUE(cuda::find_code(program_of(score, kSmall), nullptr, &third).ok());
   EXPECT_GT(files::file_size(only_file()), 1000u);
   const auto other = function_of("return score * 3.0f;");
-  ASSERT_TRUE(cuda::find_code(hopper::score_program(other, kSmall), nullptr, &third).ok());
+  ASSERT_TRUE(cuda::find_code(program_of(other, kSmall), nullptr, &third).ok());
   EXPECT_EQ(count(), 2);
 }
 
@@ -257,7 +257,7 @@ TEST_F(ScoreProgram, SaysWhatTheCompilerSays) {
   FA3_SKIP_WITHOUT_NVRTC();
   std::string code;
   const auto score = function_of("return score +\n  undeclared;");
-  const Status status = cuda::find_code(hopper::score_program(score, kSmall), nullptr, &code);
+  const Status status = cuda::find_code(program_of(score, kSmall), nullptr, &code);
   EXPECT_EQ(status.code(), StatusCode::invalid_argument);
   EXPECT_NE(status.message().find("score function(2): error"), std::string::npos)
       << status.message();
