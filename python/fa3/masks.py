@@ -9,7 +9,8 @@ wait for nothing unless asked to be `compact`.
 
 import itertools
 import sys
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,11 +50,11 @@ class BlockMask(NamedTuple):
         j % 32 of word j // 32 of row i is set.
     """
 
-    blocks: object
-    bits: object
+    blocks: Any
+    bits: Any
 
 
-def keep_lists(mask, keep=True):
+def keep_lists(mask: BlockMask, keep: bool = True) -> BlockMask:
     """Whether calls on a GPU keep the lists that the library makes of a BlockMask, beside its torch
     tensors, until these are written to or gone (docs/masks.md). Those of masks that functions of
     this module have made are kept, unless told otherwise, those of others are not.
@@ -80,7 +81,7 @@ def _made(blocks, bits):
     return mask
 
 
-def as_block_mask(mask):
+def as_block_mask(mask: Any) -> BlockMask:
     """A BlockMask of what attention(block_mask=) was given: a BlockMask, its pair, or torch's.
 
     The one function that understands torch's BlockMask. What it makes of one stays with it.
@@ -152,7 +153,7 @@ def kept_of(mask, name, make):
         return made
 
 
-def from_dense(mask, *, compact=False):
+def from_dense(mask: Any, *, compact: bool = False) -> BlockMask:
     """From a boolean (b | 1, hq | 1, sq, sk) array: True where a query sees a key.
 
     compact: without bits of blocks that need none, which takes a synchronisation on a GPU. Else
@@ -172,7 +173,16 @@ def from_dense(mask, *, compact=False):
     return _from_rows(rows, mask.shape, _like(mask), compact)
 
 
-def from_rule(rule, batch, heads, seqlen_q, seqlen_k, *, device=None, compact=False):
+def from_rule(
+    rule: Callable[[Any, Any, Any, Any], Any],
+    batch: int,
+    heads: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    *,
+    device: Any = None,
+    compact: bool = False,
+) -> BlockMask:
     """From a rule(b, h, q, k) that is True where query q of head h of sequence b sees key k.
 
     The rule is given int64 arrays that broadcast against each other, and is evaluated for every
@@ -198,7 +208,7 @@ def from_rule(rule, batch, heads, seqlen_q, seqlen_k, *, device=None, compact=Fa
     return _from_rows(rows, shape, on, compact)
 
 
-def from_block_map(blocks, *, block=BLOCK):
+def from_block_map(blocks: Any, *, block: int = BLOCK) -> BlockMask:
     """From a boolean (b | 1, hq | 1, nq, nk) array: True where all of a block is seen.
 
     block: 128, or 64 queries and keys of an entry.
@@ -222,7 +232,15 @@ def from_block_map(blocks, *, block=BLOCK):
 SLICE_TYPES = {"full": 0, "causal": 1, "inverse": 2, "band": 3}
 
 
-def from_slices(q_ranges, k_ranges, types, seqlen_q, seqlen_k, *, compact=False):
+def from_slices(
+    q_ranges: Any,
+    k_ranges: Any,
+    types: str | Sequence[str | int] | Any,
+    seqlen_q: int,
+    seqlen_k: int,
+    *,
+    compact: bool = False,
+) -> BlockMask:
     """From slices: query q sees key k if some slice has both in its ranges, and its type allows it.
 
     Args:
@@ -235,7 +253,7 @@ def from_slices(q_ranges, k_ranges, types, seqlen_q, seqlen_k, *, compact=False)
     for name, array in (("q_ranges", q_ranges), ("k_ranges", k_ranges), ("types", types)):
         refuse_masked(array, name)
     torch = sys.modules["torch"] if is_torch(q_ranges) else None
-    names = [types] * len(q_ranges) if isinstance(types, str) else types
+    names: Any = [types] * len(q_ranges) if isinstance(types, str) else types
     if not hasattr(names, "dtype"):
         names = _filled([SLICE_TYPES.get(t, t) for t in names], q_ranges)
     q0, q1, k0, k1 = (r[:, i][:, None] for r in (q_ranges, k_ranges) for i in range(2))
@@ -267,7 +285,7 @@ def from_slices(q_ranges, k_ranges, types, seqlen_q, seqlen_k, *, compact=False)
     return _from_rows(rows, (1, 1, seqlen_q, seqlen_k), on, compact)
 
 
-def from_tree(tree, seqused_k, longest):
+def from_tree(tree: Any, seqused_k: Any, longest: int) -> BlockMask:
     """From a tree of drafted tokens (speculative decoding), the last keys of each sequence.
 
     Args:
@@ -299,7 +317,7 @@ def from_tree(tree, seqused_k, longest):
     return _made(_int32(entries)[:, None], bits.reshape(-1, BLOCK, WORDS))
 
 
-def from_torch(mask, *, compact=True):
+def from_torch(mask: Any, *, compact: bool = True) -> BlockMask:
     """From a torch.nn.attention.flex_attention.BlockMask of any block size.
 
     Its mask_mod is evaluated once, for the pairs of its partial blocks.

@@ -6,6 +6,7 @@ A padded batch is (batch, seqlen, ...) with a mask (batch, seqlen) of what is va
 """
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 __all__ = [
@@ -23,23 +24,25 @@ def __dir__():
     return __all__
 
 
-def index_first_axis(input, indices):
+def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
     """Rows `indices` (n) of input (rows, ...) -> (n, ...)."""
     return input.index_select(0, indices)
 
 
-def index_put_first_axis(values, indices, first_axis_dim):
+def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """values (n, ...) as rows `indices` of zeros (first_axis_dim, ...)."""
     zeros = values.new_zeros((first_axis_dim, *values.shape[1:]))
     return zeros.index_copy(0, indices.long(), values)
 
 
-def index_first_axis_residual(input, indices):
+def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """(index_first_axis(input, indices), input)."""
     return index_first_axis(input, indices), input
 
 
-def unpad_input(hidden_states, attention_mask, unused_mask=None):
+def unpad_input(
+    hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
     """Packs the valid rows of a padded batch.
 
     Args:
@@ -56,7 +59,9 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
     return *packed(hidden_states, kept, kept.sum(dim=-1, dtype=torch.int32)), used
 
 
-def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_length):
+def unpad_input_for_concatenated_sequences(
+    hidden_states: Tensor, attention_mask_in_length: Tensor
+) -> tuple[Tensor, Tensor, Tensor, int]:
     """Packs rows of a padded batch whose sequences hold several short ones.
 
     attention_mask_in_length (batch, seqlen), int: the lengths of the short sequences of each
@@ -75,13 +80,13 @@ def packed(hidden_states, kept, lengths):
     return rows, indices, cu_seqlens, lengths.max().item()
 
 
-def pad_input(hidden_states, indices, batch, seqlen):
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """Packed rows (total, ...) back to (batch, seqlen, ...), zeros elsewhere."""
     padded = index_put_first_axis(hidden_states, indices, batch * seqlen)
     return padded.unflatten(0, (batch, seqlen))
 
 
-def rearrange(tensor, pattern, **sizes):
+def rearrange(tensor: Tensor, pattern: str, **sizes: int) -> Tensor:
     """einops.rearrange, which programs import from here; needs einops."""
     from einops import rearrange
 

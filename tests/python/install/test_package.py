@@ -227,7 +227,7 @@ def test_stubs_have_the_arguments_of_the_functions():
             assert kind == expected, option
 
 
-STUBS = [*(PACKAGE / "compat").glob("*.pyi"), PACKAGE / "masks.pyi", PACKAGE / "_flex.pyi"]
+STUBS = [*(PACKAGE / "compat").glob("*.pyi"), PACKAGE / "_flex.pyi"]
 
 
 @pytest.mark.parametrize("stub", sorted(STUBS), ids=lambda path: path.name)
