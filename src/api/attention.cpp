@@ -22,6 +22,37 @@
 namespace fa3::api {
 namespace {
 
+// What a call's params become, and which functions of an engine run it.
+template <class Params>
+struct CallOf;
+template <>
+struct CallOf<fa3_forward_params> {
+  using Is = Problem;
+  static constexpr auto kRun = &Engine::run_forward;
+  static constexpr auto kMakeLists = &Engine::make_forward_lists;
+};
+template <>
+struct CallOf<fa3_backward_params> {
+  using Is = BackwardProblem;
+  static constexpr auto kRun = &Engine::run_backward;
+  static constexpr auto kMakeLists = &Engine::make_backward_lists;
+};
+template <>
+struct CallOf<fa3_quantize_params> {
+  using Is = QuantizeProblem;
+  static constexpr auto kRun = &Engine::run_quantize;
+};
+template <>
+struct CallOf<fa3_mla_forward_params> {
+  using Is = MlaProblem;
+  static constexpr auto kRun = &Engine::run_mla;
+};
+template <>
+struct CallOf<fa3_mla_backward_params> {
+  using Is = MlaBackwardProblem;
+  static constexpr auto kRun = &Engine::run_mla_backward;
+};
+
 constexpr uintptr_t kCudaAlignment = 256;
 
 bool writes_nothing(const MergeProblem& p) {
@@ -71,42 +102,11 @@ Status provide(const Params& params, fa3_device_type device, int64_t bytes, Work
   return check_workspace(params, {workspace.data, bytes, is.name});
 }
 
-template <class P, class Params>
-Status plan_call(const Params& params, Plan* plan) {
-  P problem;
-  Choice choice;
-  FA3_TRY(describe(params, Purpose::query, &problem));
-  choice.plan.wants_words = plan->wants_words;
-  FA3_TRY(choose(problem, &choice));
-  *plan = std::move(choice.plan);
-  return {};
-}
-
 // Cut off where the place ends.
 template <size_t Capacity>
 void write_text(const std::string& text, char (&place)[Capacity]) {
   const size_t length = text.copy(place, Capacity - 1);
   std::fill(place + length, place + Capacity, '\0');
-}
-
-template <class P, class Params>
-Status query_call(const Params& params, fa3_answer* answer) {
-  if (answer == nullptr) return invalid("answer: expected a struct, got a null pointer");
-  *answer = {};
-  P problem;
-  Choice choice;
-  Status status = describe(params, Purpose::query, &problem);
-  if (status.ok()) status = choose(problem, &choice);
-  if (status.code() == StatusCode::unsupported) {
-    write_text(status.message(), answer->reason);
-    return {};
-  }
-  FA3_TRY(std::move(status));
-  answer->supported = 1;
-  answer->engine = choice.engine->id;
-  answer->first_engine = choice.is_first ? 1 : 0;
-  write_text(choice.plan.kernel, answer->kernel);
-  return {};
 }
 
 // Calls that are run as one.
@@ -143,68 +143,12 @@ Status plan_together(std::span<const fa3_quantize_params> params, Together* all)
   return {};
 }
 
-// `verb`: the engine's run_*.
-template <class P, class Params, class Verb>
-Status run_call(const Params& params, Workspace workspace, void* stream, Verb verb) {
-  return record(params, stream, [&](const auto& started) -> Status {
-    P problem;
-    Choice choice;
-    FA3_TRY(describe(params, Purpose::call, &problem));
-    choice.plan.wants_words = watched() || recording().calls;
-    FA3_TRY(choose(problem, &choice));
-    const Engine& engine = *choice.engine;
-    started(engine, choice.plan.kernel);
-    void* memory = nullptr;
-    const int64_t bytes = choice.plan.workspace_bytes;
-    if (bytes > 0) FA3_TRY(provide(params, problem.device, bytes, workspace, &memory));
-    return watch(problem, engine, choice.plan.kernel, bytes, stream, [&] {
-      if constexpr (std::is_same_v<P, Problem>) {
-        if (choice.plan.part_offset >= 0) {
-          return run_apart(engine, problem, choice.plan, memory, stream);
-        }
-      }
-      return (engine.*verb)(problem, choice.plan, memory, stream);
-    });
-  });
-}
-
 template <class P, class Params>
 Status plan_lists(Params params, P* problem, Choice* choice) {
   params.options.block_lists = nullptr;
   choice->plan.wants_words = false;
   FA3_TRY(describe(params, Purpose::query, problem));
   return choose(*problem, choice);
-}
-
-template <class P, class Params>
-Status size_lists(const Params& params, size_t* bytes) {
-  if (bytes == nullptr) return invalid("bytes: expected a place for the size, got null");
-  P problem;
-  Choice choice;
-  FA3_TRY(plan_lists(params, &problem, &choice));
-  *bytes = static_cast<size_t>(choice.plan.block_list_bytes);
-  return {};
-}
-
-// `verb`: the engine's make_*_lists.
-template <class P, class Params, class Verb>
-Status make_lists(const Params& params, Workspace memory, void* stream, fa3_block_lists* lists,
-                  Verb verb) {
-  if (lists == nullptr) return invalid("lists: expected a struct, got a null pointer");
-  P problem;
-  Choice choice;
-  FA3_TRY(plan_lists(params, &problem, &choice));
-  void* data = nullptr;
-  if (const int64_t bytes = choice.plan.block_list_bytes; bytes > 0) {
-    FA3_TRY(check_data({"block_mask", params.options.block_mask}));
-    if (problem.block_mask.num_bits > 0) {
-      FA3_TRY(check_data({"block_mask_bits", params.options.block_mask_bits}));
-    }
-    FA3_TRY(provide(params, problem.device, bytes, memory, &data, kListMemory));
-    FA3_TRY((choice.engine->*verb)(problem, choice.plan, data, stream));
-  }
-  *lists = lists_of(problem, listed_pass(problem), data);
-  return {};
 }
 
 // By the first engine that does it for this device. `verb`: the engine's run_*, which may be null.
@@ -241,62 +185,89 @@ Status run_without_plan(const Params& params, Status (*Engine::*verb)(const P&, 
 
 }  // namespace
 
-Status plan(const fa3_forward_params& params, Plan* plan) {
-  return plan_call<Problem>(params, plan);
+template <class Params>
+Status plan(const Params& params, Plan* plan) {
+  typename CallOf<Params>::Is problem;
+  Choice choice;
+  FA3_TRY(describe(params, Purpose::query, &problem));
+  choice.plan.wants_words = plan->wants_words;
+  FA3_TRY(choose(problem, &choice));
+  *plan = std::move(choice.plan);
+  return {};
 }
 
-Status plan(const fa3_backward_params& params, Plan* plan) {
-  return plan_call<BackwardProblem>(params, plan);
+template <class Params>
+Status query(const Params& params, fa3_answer* answer) {
+  if (answer == nullptr) return invalid("answer: expected a struct, got a null pointer");
+  *answer = {};
+  typename CallOf<Params>::Is problem;
+  Choice choice;
+  Status status = describe(params, Purpose::query, &problem);
+  if (status.ok()) status = choose(problem, &choice);
+  if (status.code() == StatusCode::unsupported) {
+    write_text(status.message(), answer->reason);
+    return {};
+  }
+  FA3_TRY(std::move(status));
+  answer->supported = 1;
+  answer->engine = choice.engine->id;
+  answer->first_engine = choice.is_first ? 1 : 0;
+  write_text(choice.plan.kernel, answer->kernel);
+  return {};
 }
 
-Status plan(const fa3_quantize_params& params, Plan* plan) {
-  return plan_call<QuantizeProblem>(params, plan);
+template <class Params>
+Status block_lists_size(const Params& params, size_t* bytes) {
+  if (bytes == nullptr) return invalid("bytes: expected a place for the size, got null");
+  typename CallOf<Params>::Is problem;
+  Choice choice;
+  FA3_TRY(plan_lists(params, &problem, &choice));
+  *bytes = static_cast<size_t>(choice.plan.block_list_bytes);
+  return {};
 }
 
-Status plan(const fa3_mla_forward_params& params, Plan* plan) {
-  return plan_call<MlaProblem>(params, plan);
-}
-
-Status plan(const fa3_mla_backward_params& params, Plan* plan) {
-  return plan_call<MlaBackwardProblem>(params, plan);
-}
-
-Status query(const fa3_forward_params& params, fa3_answer* answer) {
-  return query_call<Problem>(params, answer);
-}
-
-Status query(const fa3_backward_params& params, fa3_answer* answer) {
-  return query_call<BackwardProblem>(params, answer);
-}
-
-Status block_lists_size(const fa3_forward_params& params, size_t* bytes) {
-  return size_lists<Problem>(params, bytes);
-}
-
-Status block_lists_size(const fa3_backward_params& params, size_t* bytes) {
-  return size_lists<BackwardProblem>(params, bytes);
-}
-
-Status make_block_lists(const fa3_forward_params& params, Workspace memory, void* stream,
+template <class Params>
+Status make_block_lists(const Params& params, Workspace memory, void* stream,
                         fa3_block_lists* lists) {
-  return make_lists<Problem>(params, memory, stream, lists, &Engine::make_forward_lists);
+  if (lists == nullptr) return invalid("lists: expected a struct, got a null pointer");
+  typename CallOf<Params>::Is problem;
+  Choice choice;
+  FA3_TRY(plan_lists(params, &problem, &choice));
+  void* data = nullptr;
+  if (const int64_t bytes = choice.plan.block_list_bytes; bytes > 0) {
+    FA3_TRY(check_data({"block_mask", params.options.block_mask}));
+    if (problem.block_mask.num_bits > 0) {
+      FA3_TRY(check_data({"block_mask_bits", params.options.block_mask_bits}));
+    }
+    FA3_TRY(provide(params, problem.device, bytes, memory, &data, kListMemory));
+    FA3_TRY((choice.engine->*CallOf<Params>::kMakeLists)(problem, choice.plan, data, stream));
+  }
+  *lists = lists_of(problem, listed_pass(problem), data);
+  return {};
 }
 
-Status make_block_lists(const fa3_backward_params& params, Workspace memory, void* stream,
-                        fa3_block_lists* lists) {
-  return make_lists<BackwardProblem>(params, memory, stream, lists, &Engine::make_backward_lists);
-}
-
-Status run(const fa3_forward_params& params, Workspace workspace, void* stream) {
-  return run_call<Problem>(params, workspace, stream, &Engine::run_forward);
-}
-
-Status run(const fa3_backward_params& params, Workspace workspace, void* stream) {
-  return run_call<BackwardProblem>(params, workspace, stream, &Engine::run_backward);
-}
-
-Status run(const fa3_quantize_params& params, Workspace workspace, void* stream) {
-  return run_call<QuantizeProblem>(params, workspace, stream, &Engine::run_quantize);
+template <class Params>
+Status run(const Params& params, Workspace workspace, void* stream) {
+  return record(params, stream, [&](const auto& started) -> Status {
+    typename CallOf<Params>::Is problem;
+    Choice choice;
+    FA3_TRY(describe(params, Purpose::call, &problem));
+    choice.plan.wants_words = watched() || recording().calls;
+    FA3_TRY(choose(problem, &choice));
+    const Engine& engine = *choice.engine;
+    started(engine, choice.plan.kernel);
+    void* memory = nullptr;
+    const int64_t bytes = choice.plan.workspace_bytes;
+    if (bytes > 0) FA3_TRY(provide(params, problem.device, bytes, workspace, &memory));
+    return watch(problem, engine, choice.plan.kernel, bytes, stream, [&] {
+      if constexpr (std::is_same_v<Params, fa3_forward_params>) {
+        if (choice.plan.part_offset >= 0) {
+          return run_apart(engine, problem, choice.plan, memory, stream);
+        }
+      }
+      return (engine.*CallOf<Params>::kRun)(problem, choice.plan, memory, stream);
+    });
+  });
 }
 
 Status run(std::span<const fa3_quantize_params> params, Workspace workspace, void* stream) {
@@ -324,14 +295,6 @@ Status run(std::span<const fa3_quantize_params> params, Workspace workspace, voi
   });
 }
 
-Status run(const fa3_mla_forward_params& params, Workspace workspace, void* stream) {
-  return run_call<MlaProblem>(params, workspace, stream, &Engine::run_mla);
-}
-
-Status run(const fa3_mla_backward_params& params, Workspace workspace, void* stream) {
-  return run_call<MlaBackwardProblem>(params, workspace, stream, &Engine::run_mla_backward);
-}
-
 Status run(const fa3_mla_append_params& params, void* stream) {
   return run_without_plan(params, &Engine::run_mla_append, stream,
                           "mla append: no engine of this build writes latent rows in this memory");
@@ -351,5 +314,22 @@ Status run(const fa3_append_params& params, void* stream) {
   return run_without_plan(params, &Engine::run_append, stream,
                           "append: no engine of this build writes into caches in this memory");
 }
+
+template Status plan(const fa3_forward_params&, Plan*);
+template Status run(const fa3_forward_params&, Workspace, void*);
+template Status plan(const fa3_backward_params&, Plan*);
+template Status run(const fa3_backward_params&, Workspace, void*);
+template Status plan(const fa3_quantize_params&, Plan*);
+template Status run(const fa3_quantize_params&, Workspace, void*);
+template Status plan(const fa3_mla_forward_params&, Plan*);
+template Status run(const fa3_mla_forward_params&, Workspace, void*);
+template Status plan(const fa3_mla_backward_params&, Plan*);
+template Status run(const fa3_mla_backward_params&, Workspace, void*);
+template Status query(const fa3_forward_params&, fa3_answer*);
+template Status block_lists_size(const fa3_forward_params&, size_t*);
+template Status make_block_lists(const fa3_forward_params&, Workspace, void*, fa3_block_lists*);
+template Status query(const fa3_backward_params&, fa3_answer*);
+template Status block_lists_size(const fa3_backward_params&, size_t*);
+template Status make_block_lists(const fa3_backward_params&, Workspace, void*, fa3_block_lists*);
 
 }  // namespace fa3::api

@@ -13,19 +13,15 @@
 
 namespace fa3::api {
 
-Status plan(const fa3_forward_params& params, Plan* plan);
-Status plan(const fa3_backward_params& params, Plan* plan);
-Status plan(const fa3_quantize_params& params, Plan* plan);
-Status plan(const fa3_mla_forward_params& params, Plan* plan);
-Status plan(const fa3_mla_backward_params& params, Plan* plan);
+// Params: those of a call that is planned, in attention.cpp's CallOf.
+template <class Params>
+Status plan(const Params& params, Plan* plan);
 
-// What fa3_*_query() says.
-Status query(const fa3_forward_params& params, fa3_answer* answer);
-Status query(const fa3_backward_params& params, fa3_answer* answer);
-
-// What fa3_*_block_lists_size() and fa3_*_make_block_lists() say.
-Status block_lists_size(const fa3_forward_params& params, size_t* bytes);
-Status block_lists_size(const fa3_backward_params& params, size_t* bytes);
+// What fa3_*_query() and fa3_*_block_lists_size() say, of both passes of attention.
+template <class Params>
+Status query(const Params& params, fa3_answer* answer);
+template <class Params>
+Status block_lists_size(const Params& params, size_t* bytes);
 
 Status validate(const fa3_forward_params& params, void* stream);
 
@@ -37,17 +33,13 @@ struct Workspace {
   void* context = nullptr;
 };
 
-Status run(const fa3_forward_params& params, Workspace workspace, void* stream);
-Status run(const fa3_backward_params& params, Workspace workspace, void* stream);
-Status run(const fa3_quantize_params& params, Workspace workspace, void* stream);
+template <class Params>
+Status run(const Params& params, Workspace workspace, void* stream);
 // As fa3_quantize_together_with_allocator() says.
 Status run(std::span<const fa3_quantize_params> params, Workspace workspace, void* stream);
-Status run(const fa3_mla_forward_params& params, Workspace workspace, void* stream);
-Status run(const fa3_mla_backward_params& params, Workspace workspace, void* stream);
-// Params with a map of blocks; the workspace is the lists' memory.
-Status make_block_lists(const fa3_forward_params& params, Workspace memory, void* stream,
-                        fa3_block_lists* lists);
-Status make_block_lists(const fa3_backward_params& params, Workspace memory, void* stream,
+// Params of attention with a map of blocks; the workspace is the lists' memory.
+template <class Params>
+Status make_block_lists(const Params& params, Workspace memory, void* stream,
                         fa3_block_lists* lists);
 Status run(const fa3_merge_params& params, void* stream);
 Status run(const fa3_append_params& params, void* stream);
