@@ -107,7 +107,7 @@ Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const 
   if (ranges.most_groups_log2 > 0) subject.name += " side by side";
   subject.variant = Variant::kGeneral;
   subject.only_ordinary_scores = false;
-  subject.always_splits = kernel.config;
+  subject.stream_k = kernel.config;
   subject.launch = [kernel, ranges](const Problem& problem, Placement& placement) {
     const hopper::ForwardCall call = hopper::call_of(problem);
     const hopper::ForwardPlan plan =
@@ -349,8 +349,8 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
       return false;
     }
   }
-  if (subject.always_splits) {
-    const Kernel& config = *subject.always_splits;
+  if (subject.stream_k) {
+    const Kernel& config = *subject.stream_k;
     const hopper::ForwardCall call = hopper::call_of(problem);
     const hopper::Tiling one_range{
         hopper::most_packed(call.heads_per_kv_head, true), kStreamK, {.ctas = 1}};

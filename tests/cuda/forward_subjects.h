@@ -29,9 +29,9 @@ struct Subject {
   std::optional<CacheForm> cache{};  // where the keys lie instead
   bool only_ordinary_scores = false;
   bool quantized_cache = false;
-  bool transposes_v = false;                      // of e4m3, that lies in rows
-  bool dropout = false;                           // for calls with dropout
-  std::optional<hopper::Kernel> always_splits{};  // calls for kernels that do nothing else
+  bool transposes_v = false;                 // of e4m3, that lies in rows
+  bool dropout = false;                      // for calls with dropout
+  std::optional<hopper::Kernel> stream_k{};  // calls for kernels that do nothing else
 };
 
 // Kinds of kernels, one after the other; `plain` has the tutorial's kernel by head dim.

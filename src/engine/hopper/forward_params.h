@@ -162,7 +162,7 @@ struct ForwardParams {
 // Threads copy this launch's keys: barriers count them too.
 template <Kernel C>
 __device__ __forceinline__ bool uses_cp_async(const ForwardParams& params) {
-  return C.may_use_cp_async() && (C.always_splits() || params.cp_async.active);
+  return C.may_use_cp_async() && (C.is_stream_k() || params.cp_async.active);
 }
 
 // Whether the CTA that opens a tile combines its splits (combine/combine_opener.cuh), for kernels

@@ -44,7 +44,7 @@ FA3_HD constexpr bool stores_any_rows(const Kernel& c) {
 }
 // Lost scores can be computed again from keys in pages, so that these may take guarded steps.
 FA3_HD constexpr bool recomputes_pages(const Kernel& c) {
-  return (c.general() || c.always_splits()) && !c.e4m3() && !c.dequantizes();
+  return (c.general() || c.is_stream_k()) && !c.e4m3() && !c.dequantizes();
 }
 
 // Few queries over a quantized cache. Tiles are small and follow each other soon, so what a step

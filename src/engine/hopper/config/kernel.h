@@ -161,11 +161,11 @@ struct Kernel {
     return tiles == Tiles::kDecode || is_single_sequence();
   }
   FA3_HD constexpr bool is_single_sequence() const { return tiles == Tiles::kDecodeSingle; }
-  // Only tiles one for each sequence and head pack, of dense queries under masks with a right side
-  // alone, and split; those of 128 rows may be whole. Threads copy the keys, unless they are
-  // dequantized or the kernel decodes: a small call waits for instructions, so there is nothing
-  // else in it.
-  FA3_HD constexpr bool always_splits() const { return tiles == Tiles::kStreamK || is_decode(); }
+  // For few query rows alone: a tile for each sequence and head pack, of dense queries, under masks
+  // with a right side alone. Tiles are split; those of 128 rows may be whole. Threads copy the
+  // keys, unless they are dequantized or the kernel decodes. Instruction fetch bounds small calls,
+  // so the kernel leaves everything else out.
+  FA3_HD constexpr bool is_stream_k() const { return tiles == Tiles::kStreamK || is_decode(); }
   FA3_HD constexpr bool continued() const { return sum == Sum::kContinued; }
   FA3_HD constexpr bool dropout() const { return weights == Weights::kDropped; }
   FA3_HD constexpr bool block_mask() const { return weights == Weights::kMaskBits; }
@@ -194,7 +194,7 @@ struct Kernel {
   // ---- The three types that a kernel is made of ----
 
   FA3_HD constexpr SchedulerKind scheduler() const {
-    if (always_splits()) return SchedulerKind::kStreamK;
+    if (is_stream_k()) return SchedulerKind::kStreamK;
     switch (tiles) {
       case Tiles::kDense:
         return SchedulerKind::kDense;
@@ -226,7 +226,7 @@ struct Kernel {
   }
   FA3_HD constexpr CombineKind combine() const {
     if (!can_split()) return CombineKind::kNone;
-    if (!always_splits()) return CombineKind::kKernel;
+    if (!is_stream_k()) return CombineKind::kKernel;
     return consumers() == 1 ? CombineKind::kLastCta : CombineKind::kOpener;
   }
 
@@ -234,7 +234,7 @@ struct Kernel {
   // before still runs, a combine or the varlen metadata, say, and waits for its end itself (PDL).
   // Dense kernels gain nothing by that, and windows lose 2 to 3% (docs/lab/decoding.md).
   FA3_HD constexpr bool can_split() const {
-    return scheduler() == SchedulerKind::kSplit || always_splits();
+    return scheduler() == SchedulerKind::kSplit || is_stream_k();
   }
   // Tiles of a causal mask may lie in pairs there: those of 64 rows are for sequences of one tile.
   FA3_HD constexpr bool pairs_tiles() const {

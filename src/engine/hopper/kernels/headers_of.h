@@ -75,7 +75,7 @@ constexpr std::string_view header_of_gate(const Kernel& c) {
 }
 // Rows that splits become in the kernel.
 constexpr std::string_view header_of_combined_gate(const Kernel& c) {
-  const bool combines = c.gated() && c.always_splits();
+  const bool combines = c.gated() && c.is_stream_k();
   return combines ? "engine/hopper/combine/gated_combine.cuh"sv : ""sv;
 }
 constexpr std::string_view header_of_logits(const Kernel& c) {

@@ -57,13 +57,13 @@ constexpr Needs offers_of(const Kernel& c) {
   offers.set(kFloat32Out, any_rows || c.continued());
   offers.set(kRowsNot8, any_rows && !c.continued());
   offers.set(kRowsNot16, !c.e4m3() && !c.dequantizes());
-  offers.set(kNoCpAsync, !c.always_splits() || c.is_decode() || c.dequantizes());
+  offers.set(kNoCpAsync, !c.is_stream_k() || c.is_decode() || c.dequantizes());
   if (!c.transposes_v()) offers = offers | Needs{kValuesNotByTma, kTransposedValues, kNoKeys};
   // Splits and batches.
   const bool is_dense = c.scheduler() == SchedulerKind::kDense && !c.e4m3() && !c.continued();
   offers.set(kManySplits, !is_dense && !c.is_decode());
   offers.set(kAnySplits, !c.is_decode());
-  offers.set(kBatchInvariant, !c.always_splits());
+  offers.set(kBatchInvariant, !c.is_stream_k());
   offers.set(kFewRowsOfGroup);
   // Compiled at run time (config/kernel.h).
   offers.set(kGate, !c.continued());

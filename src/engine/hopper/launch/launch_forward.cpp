@@ -58,7 +58,7 @@ bool encode_maps(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
   const Kernel& c = plan.kernel.config;
   if (c.is_decode()) return encode_decode_maps(params, plan, v_span);
   if (!encode_q_map(params, plan)) return false;
-  if (c.always_splits() && plan.kv_loader == KvPath::kCpAsync) return true;
+  if (c.is_stream_k() && plan.kv_loader == KvPath::kCpAsync) return true;
   tile::TileLayout k = c.tiles_in_smem().loaded_k, v = c.tiles_in_smem().loaded_v;
   k.rows = plan.kv_box_rows;
   if (!c.e4m3()) v.rows = plan.kv_box_rows;

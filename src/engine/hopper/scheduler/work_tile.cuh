@@ -103,7 +103,7 @@ struct WorkTile {
 
 // Queries of always split tiles have one length: their sequences are batch entries.
 FA3_HD constexpr bool counts_sequences(const Kernel& c) {
-  return c.outputs.max_logit && !c.always_splits();
+  return c.outputs.max_logit && !c.is_stream_k();
 }
 
 // The work tile of a kernel. Kernels with windows ask for both ends of a row's keys; lists have

@@ -29,7 +29,7 @@ std::string words(const hopper::Kernel& c) {
                             : c.is_decode()                                   ? "decode"
                             : c.block_mask() && c.general()                   ? "listed varlen"
                             : c.block_mask()                                  ? "listed"
-                            : c.always_splits()                               ? "stream-K"
+                            : c.is_stream_k()                                 ? "stream-K"
                             : c.scheduler() == hopper::SchedulerKind::kSplit  ? "split"
                             : c.scheduler() == hopper::SchedulerKind::kVarlen ? "varlen"
                                                                               : "dense";

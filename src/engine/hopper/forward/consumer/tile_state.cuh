@@ -297,7 +297,7 @@ __device__ __forceinline__ void take_work_tile(Consumer<C>& c) {
   const uint32_t stage = c.stages.wait_for_work_tile();
   const WorkTileOf<C>& work = c.smem.work_tiles[stage];
   c.tile.start(work.num_blocks);
-  if constexpr (C.always_splits()) {
+  if constexpr (C.is_stream_k()) {
     const int first_row = work.first_row + c.warpgroup * kRowsPerWarpgroup;
     c.tile.set_blocks(WorkTileBlocks<C>(c.params).blocks_of(
         C.consumers() == 1 ? work.first_row : first_row, work.queries, work.keys.count,

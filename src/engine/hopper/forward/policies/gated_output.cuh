@@ -11,7 +11,7 @@ namespace fa3::hopper {
 // How many pairs of 16-bit logits a thread loads while its tile's last products run: all of them,
 // where it has registers for them and for some addresses.
 constexpr int early_logits(const Kernel& c) {
-  const bool overlaps = c.shape.overlaps && !c.e4m3() && !c.always_splits();
+  const bool overlaps = c.shape.overlaps && !c.e4m3() && !c.is_stream_k();
   const bool in_words =
       c.outputs.gate == cuda::Gate::kPairs && c.outputs.gate_type != cuda::GateType::kFp32;
   constexpr int kForAddresses = 12;
@@ -26,7 +26,7 @@ requires(C.gated()) struct GateOf<C> {
 
   template <class Consumer, class Work>
   static __device__ __forceinline__ void begin_tile(const Consumer& c, const Work& work) {
-    if (C.outputs.gate == Gate::kRows || C.always_splits() || c.tile.is_end()) return;
+    if (C.outputs.gate == Gate::kRows || C.is_stream_k() || c.tile.is_end()) return;
     cuda::prefetch_gate<C.outputs.gate_type>(c.params.outputs.gate, c.params.output.pack,
                                              work.queries, c.first_row_of(work));
   }

@@ -95,7 +95,7 @@ class KeptSum {
     KvLoaderOf<C>::restore(work, r.output);
     if (TileScheduler<C>::template keep_split<IsLast>(params, work, first_row, r.output, rows))
       return;
-    constexpr bool kGeneral = C.general() || C.always_splits();
+    constexpr bool kGeneral = C.general() || C.is_stream_k();
     constexpr bool kAnyRows = stores_any_rows(C);
     cuda::store_rows<C.element, kTopLog2<C>, kGeneral, kAnyRows>(
         params.output, work.queries, first_row, r.output, rows,

@@ -75,7 +75,7 @@ CpAsyncKeys cp_async_keys(const Kernel& c, const ForwardCall& call) {
                    .num_pages = int(call.k.batches)};
   const bool is_faster = c.is_decode()
                              ? !fills_stages_by_tma(c, call)
-                             : c.always_splits() || c.consumers() == 1 || has_small_boxes(c, call);
+                             : c.is_stream_k() || c.consumers() == 1 || has_small_boxes(c, call);
   keys.active = c.may_use_cp_async() && is_faster && describe_cp_async_rows(call, &keys);
   return keys;
 }

@@ -12,7 +12,7 @@ namespace fa3::hopper {
 
 template <Kernel C>
 __device__ __forceinline__ bool has_pages(const ForwardParams& params) {
-  return (C.general() || C.always_splits()) && params.paged.page_size > 0;
+  return (C.general() || C.is_stream_k()) && params.paged.page_size > 0;
 }
 
 template <Kernel C>
@@ -28,12 +28,12 @@ class WorkTileBlocks {
   }
   __device__ __forceinline__ bool paged() const { return has_pages<C>(params_); }
   __device__ __forceinline__ bool is_split() const {
-    return C.always_splits() || (C.can_split() && params_.schedule.is_active());
+    return C.is_stream_k() || (C.can_split() && params_.schedule.is_active());
   }
 
   // Dense kernels know nothing of chunks, and those that decode of nothing on the left.
   __device__ __forceinline__ MaskRuleOf<int> mask() const {
-    if constexpr (C.always_splits()) return {.right = params_.mask.right};
+    if constexpr (C.is_stream_k()) return {.right = params_.mask.right};
     return C.general() ? params_.mask : MaskRuleOf<int>{params_.mask.left, params_.mask.right};
   }
 

@@ -10,34 +10,34 @@ namespace fa3::hopper {
 namespace {
 
 TEST(SelectStreamK, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
-  const auto always_splits = [](const auto& change) {
+  const auto is_stream_k = [](const auto& change) {
     Problem p = decoding(4, 8192);
     p.lengths_k.varlen = true;
     change(p);
     return chosen_kernel(p).tiles == Tiles::kStreamK;
   };
-  EXPECT_TRUE(always_splits([](Problem&) {}));
-  EXPECT_TRUE(always_splits([](Problem& p) { p.batch = 32; }));
+  EXPECT_TRUE(is_stream_k([](Problem&) {}));
+  EXPECT_TRUE(is_stream_k([](Problem& p) { p.batch = 32; }));
   for (const auto& [batch, queries, soon_merged] :
        {std::tuple{1, 2, true}, {1, 3, false}, {8, 4, true}, {32, 8, true}}) {
-    EXPECT_EQ(always_splits([&](Problem& p) { p.batch = batch, p.lengths_q.max = queries; }),
+    EXPECT_EQ(is_stream_k([&](Problem& p) { p.batch = batch, p.lengths_q.max = queries; }),
               soon_merged)
         << batch << " sequences, " << queries << " queries of 8 heads each";
   }
   for (const int64_t dim : {64, 128, 256}) {
-    EXPECT_TRUE(always_splits([&](Problem& p) { p.head_dim = p.head_dim_v = dim; })) << dim;
+    EXPECT_TRUE(is_stream_k([&](Problem& p) { p.head_dim = p.head_dim_v = dim; })) << dim;
   }
-  EXPECT_FALSE(always_splits([](Problem& p) { p.batch = 1, p.heads_q = 32, p.heads_k = 2; }))
+  EXPECT_FALSE(is_stream_k([](Problem& p) { p.batch = 1, p.heads_q = 32, p.heads_k = 2; }))
       << "16 rows of 67 partials";
-  EXPECT_FALSE(always_splits([](Problem& p) { p.batch = 33; }));
+  EXPECT_FALSE(is_stream_k([](Problem& p) { p.batch = 33; }));
   EXPECT_FALSE(
-      always_splits([](Problem& p) { p.lengths_q.max = 9, p.head_dim = p.head_dim_v = 192; }));
-  EXPECT_FALSE(always_splits([](Problem& p) { p.mask.left = 4096; }));
-  EXPECT_FALSE(always_splits([](Problem& p) { p.mask.chunk = 4096; }));
-  EXPECT_FALSE(always_splits([](Problem& p) { p.softcap = 30; }));
-  EXPECT_FALSE(always_splits([](Problem& p) { p.o.dtype = DType::float32; }));
-  EXPECT_FALSE(always_splits([](Problem& p) { p.num_splits = 1; }));
-  EXPECT_FALSE(always_splits([](Problem& p) { p.num_splits = 4; }));
+      is_stream_k([](Problem& p) { p.lengths_q.max = 9, p.head_dim = p.head_dim_v = 192; }));
+  EXPECT_FALSE(is_stream_k([](Problem& p) { p.mask.left = 4096; }));
+  EXPECT_FALSE(is_stream_k([](Problem& p) { p.mask.chunk = 4096; }));
+  EXPECT_FALSE(is_stream_k([](Problem& p) { p.softcap = 30; }));
+  EXPECT_FALSE(is_stream_k([](Problem& p) { p.o.dtype = DType::float32; }));
+  EXPECT_FALSE(is_stream_k([](Problem& p) { p.num_splits = 1; }));
+  EXPECT_FALSE(is_stream_k([](Problem& p) { p.num_splits = 4; }));
 }
 
 // Tiles of 128 rows: whole in up to two waves, unless evenness or idle SMs are worth a combine.
