@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/launch/output_program.h"
+#include "engine/hopper/launch/score_program.h"
 
 #include <cuda_runtime_api.h>
 

@@ -6,7 +6,6 @@
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/hopper/launch/launch_backward.h"
 #include "engine/hopper/launch/score_program.h"
-#include "engine/hopper/plan/scored_kernel.h"
 
 namespace fa3::hopper {
 namespace {
@@ -17,7 +16,7 @@ Status find_main(const fa3_score_function& score, BackwardPlan* plan,
   if (plan->grids.main == 0) return {};
   const BackwardConfig& c = plan->main_config;
   int captured = kNoTile;
-  if (takes_captured_tile(c)) {
+  if (c.takes_captured_tile()) {
     captured = find_captured_tile(score, plan->call.seqlen_q, plan->call.seqlen_k);
   }
   if (captured != kNoTile) {

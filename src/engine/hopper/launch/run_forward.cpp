@@ -9,7 +9,6 @@
 #include "engine/cuda/kernels/kernels.h"
 #include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/launch/launch_forward.h"
-#include "engine/hopper/launch/output_program.h"
 #include "engine/hopper/launch/score_program.h"
 
 namespace fa3::hopper {

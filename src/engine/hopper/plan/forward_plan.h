@@ -94,6 +94,13 @@ struct ForwardPlan {
   ForwardWorkspace workspace;     // one for all launches
 };
 
+// Whether a kernel can load tiles of a captured tensor (scored_kernel.cpp).
+bool takes_captured_tile(const Kernel& kernel);
+
+// The kernel for a score function, which takes stages of shared memory for itself. captured: the
+// tensor of which tiles could be loaded.
+Kernel with_score(Kernel kernel, const fa3_score_function& score, int captured = kNoTile);
+
 // The plan of a call for a kernel and a tiling that it can do, on this many SMs.
 ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, const Tiling& tiling,
                         int num_sms, TilesTogether together = {});

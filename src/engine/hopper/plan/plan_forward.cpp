@@ -12,7 +12,6 @@
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
-#include "engine/hopper/plan/scored_kernel.h"
 #include "engine/hopper/plan/select/choose_split.h"
 #include "engine/hopper/plan/select/select.h"
 #include "engine/hopper/plan/select/serving.h"

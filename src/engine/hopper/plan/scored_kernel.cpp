@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/scored_kernel.h"
-
+// What a score function changes in a kernel: stages of shared memory that it takes for itself, and
+// what the kernel loads ahead of the scores. See forward_plan.h.
 #include "engine/cuda/jit/score_program.h"
 #include "engine/cuda/softmax/added_lines.h"
 #include "engine/hopper/config/key_term.h"
+#include "engine/hopper/plan/forward_plan.h"
 
 namespace fa3::hopper {
 namespace {
@@ -53,11 +54,6 @@ bool loads_pairs(const fa3_score_function& score) {
 bool takes_captured_tile(const Kernel& c) {
   if (c.is_decode()) return false;
   return c.captured_tile().row_bytes() == 128 && fits_captured_tiles(with_captured_tiles(c));
-}
-
-// Elsewhere one warpgroup computes P and another writes dS.
-bool takes_captured_tile(const BackwardConfig& c) {
-  return !c.splits_dkv();
 }
 
 Kernel with_score(Kernel c, const fa3_score_function& score, int captured) {

@@ -13,7 +13,6 @@
 #include "engine/hopper/kernels/offers.h"
 #include "engine/hopper/launch/counting_runtime.h"
 #include "engine/hopper/plan/plan_e4m3.h"
-#include "engine/hopper/plan/scored_kernel.h"
 #include "engine/hopper/plan/select/serving.h"
 
 namespace fa3::hopper {

@@ -66,7 +66,7 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     EXPECT_EQ(hopper::takes_captured_tile(kernel), kernel.shape.head_dim == 64);
   }
   for (const hopper::BackwardRow& row : hopper::kBackwardTiles) {
-    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.kernel.shape.head_dim <= 128);
+    EXPECT_EQ(dense(row).takes_captured_tile(), row.kernel.shape.head_dim <= 128);
   }
   const auto compiles_if_tiles = [&](const auto& kernels) {
     for (const auto& kernel : tried_rows(kernels)) {

@@ -16,7 +16,7 @@
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/catalogue.h"
 #include "engine/hopper/launch/score_program.h"
-#include "engine/hopper/plan/scored_kernel.h"
+#include "engine/hopper/plan/forward_plan.h"
 
 namespace fa3 {
 

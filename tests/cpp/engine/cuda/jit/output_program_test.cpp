@@ -8,7 +8,7 @@
 #include "engine/cuda/jit/fixture.h"
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/hopper/kernels/kernel_name.h"
-#include "engine/hopper/launch/output_program.h"
+#include "engine/hopper/launch/score_program.h"
 
 namespace fa3 {
 namespace {
