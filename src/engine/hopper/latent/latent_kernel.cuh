@@ -23,22 +23,17 @@
 #include "engine/hopper/latent/latent_loader.cuh"
 #include "engine/hopper/latent/latent_rows.cuh"
 #include "engine/hopper/latent/latent_segments.cuh"
-#include "engine/hopper/latent/latent_wide_byte_loader.cuh"
 #include "engine/hopper/latent/latent_wide_rows.cuh"
 
 namespace fa3::hopper {
 
-template <LatentShape C, bool IsGroup128 = C.is_group128, bool IsWide = C.is_wide()>
+template <LatentShape C, bool IsGroup128 = C.is_group128>
 struct LoaderOf {
   using Type = LatentLoader<C>;
 };
 template <LatentShape C>
-struct LoaderOf<C, true, false> {
+struct LoaderOf<C, true> {
   using Type = LatentByteLoader<C>;
-};
-template <LatentShape C>
-struct LoaderOf<C, true, true> {
-  using Type = LatentWideByteLoader<C>;
 };
 
 template <LatentShape C, bool IsWide = C.is_wide()>
@@ -64,7 +59,7 @@ struct LatentSmem {
 // each may sum to 504 at most, else setmaxnreg waits for ever.
 template <LatentShape C>
 struct LatentRegisters {
-  static constexpr int kAll = 504, kLoader = !C.is_wide() ? 128 : C.is_group128 ? 88 : 56;
+  static constexpr int kAll = 504, kLoader = C.is_wide() ? 56 : 128;
   static constexpr int kConsumer = (kAll - C.loader_warpgroups() * kLoader) / C.consumers();
 };
 

@@ -125,20 +125,11 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
         turns_.wait();
         take_references();
         release(i + 1, false);
-        if (i + 2 < count) {
-          // At once, so that the tensor cores have these scores before the other consumer's, whose
-          // P waits for the P of these.
-          issue_other(i + 1);
-          issue_keys(scores, segment.first, i + 2);
-          ptx::wgmma_wait_group<1>();
-          release(i + 1, true);
-          finish_keys(i + 2);
-        } else {
-          issue_other(i + 1);
-          ptx::wgmma_wait_group<0>();
-          release(i + 1, true);
-        }
+        issue_other(i + 1);
+        ptx::wgmma_wait_group<0>();
+        release(i + 1, true);
       }
+      if (i + 2 < count) multiply_keys(scores, segment.first, i + 2);
     }
   }
 
@@ -212,31 +203,23 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
 
   // ---- Products ----
 
-  // S = Q K^T of an own block.
+  // S = Q K^T of an own block, as its stages come.
   __device__ __forceinline__ void multiply_keys(float (&scores)[kScores], int first_block, int i) {
-    issue_keys(scores, first_block, i);
-    finish_keys(i);
-  }
-  __device__ __forceinline__ void finish_keys(int i) {
-    ptx::wgmma_wait_group<0>();
-    release(i, false);
-  }
-  // As the block's stages come.
-  __device__ __forceinline__ void issue_keys(float (&scores)[kScores], int first_block, int i) {
     constexpr tile::TileLayout kStage = kStageLayout;
     if (params_.problem.sparse) look_up(first_block + i);
     const uint32_t keys = uniform(stages_ + first_stage(i) * C.stage_bytes());
 #pragma unroll
     for (int stage = 0; stage < C.block_stages(); ++stage) {
       wait_full(i, stage);
-      // Copies came through the generic proxy, and nobody waited for them before.
-      if constexpr (!C.loader_fences()) ptx::fence_proxy_async();
+      ptx::fence_proxy_async();  // copies came through the generic proxy
       ptx::wgmma_fence();
       const auto offset = uint32_t(stage * C.stage_bytes());
       tile::issue_abt<C.element, kStage, kStage>(scores, tile::k_major_low(q_ + offset),
                                                  tile::k_major_low(keys + offset), stage != 0);
     }
     ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    release(i, false);
   }
 
   __device__ __forceinline__ uint32_t values(int i) const {
@@ -258,7 +241,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   // O += P V of the other's block. The caller waits.
   __device__ __forceinline__ void issue_other(int i) {
     constexpr tile::TileLayout kP = kPLayout, kValues = kValuesLayout;
-    if constexpr (!C.loader_fences()) ptx::fence_proxy_async();
+    ptx::fence_proxy_async();
     ptx::wgmma_fence();
     tile::issue_ab<C.element, kP, kValues>(output_, tile::k_major_low(p_), values(i), true);
     ptx::wgmma_commit_group();
