@@ -80,7 +80,7 @@ constexpr Needs offers_of(const Row& row) {
   if (row.built) return offers_of(row.kernel);
   using enum Need;
   const Needs not_scored{kQuantizedKeys, kElsewhere, kIndexed, kLeftPadding, kSingleRows};
-  const Needs offers = offers_of(row.kernel) - Needs{kMaxLogit};
+  const Needs offers = offers_of(row.kernel) - Needs{kGate, kMaxLogit};
   return (row.kernel.is_decode() ? offers : offers - not_scored) | row.score_kinds;
 }
 constexpr Needs requires_of(const Row& row) {

@@ -9,9 +9,9 @@
 namespace fa3::hopper {
 
 // How many pairs of 16-bit logits a thread loads while its tile's last products run: all of them,
-// where it has registers for them and for some addresses. Those of a score function are not known.
+// where it has registers for them and for some addresses.
 constexpr int early_logits(const Kernel& c) {
-  const bool overlaps = !kHasScoreFunction && c.shape.overlaps && !c.e4m3() && !c.is_stream_k();
+  const bool overlaps = c.shape.overlaps && !c.e4m3() && !c.is_stream_k();
   const bool in_words =
       c.outputs.gate == cuda::Gate::kPairs && c.outputs.gate_type != cuda::GateType::kFp32;
   constexpr int kForAddresses = 12;
