@@ -24,10 +24,10 @@ __device__ __forceinline__ uint4 load_row_vector(const RowTensor& t, int64_t off
   return {vector[0], vector[1], vector[2], vector[3]};
 }
 
-// `Lanes` share a row of O: lanes_per_row() of its columns. see(rows, column, row, o, d_o, product)
-// is called for each vector, `product`: rowsum(dO * O).
-template <Element E, int Lanes, class See>
-__device__ __forceinline__ void preprocess(const PreprocessParams& p, const See& see) {
+// `Lanes` share a row of O: lanes_per_row() of its columns.
+template <Element E, int Lanes>
+__global__ void __launch_bounds__(kPreprocessThreads)
+    preprocess_kernel(const __grid_constant__ PreprocessParams p) {
   constexpr int kRowsAtOnce = kPreprocessThreads / Lanes;
   constexpr int kPasses = kPreprocessRows / kRowsAtOnce;
   // The last first: then the L2 cache still has what the main kernel begins with.
@@ -69,7 +69,6 @@ __device__ __forceinline__ void preprocess(const PreprocessParams& p, const See&
       product += __shfl_xor_sync(0xffffffff, product, distance);
     }
     const int row = own_row + i * kRowsAtOnce;
-    see(rows, column, row, o[i], d_o[i], product);
     if (lane == 0 && row < padded) {
       scratch.lse_log2[scratch_row + row] = statistics[i].lse_log2();
       scratch.delta[scratch_row + row] = statistics[i].delta(product);
@@ -80,12 +79,6 @@ __device__ __forceinline__ void preprocess(const PreprocessParams& p, const See&
     of_sink = block_sum<kPreprocessThreads>(of_sink);
     if (threadIdx.x == 0) p.sink_sums[number] = of_sink;
   }
-}
-
-template <Element E, int Lanes>
-__global__ void __launch_bounds__(kPreprocessThreads)
-    preprocess_kernel(const __grid_constant__ PreprocessParams p) {
-  preprocess<E, Lanes>(p, [](auto&&...) {});
 }
 
 }  // namespace fa3::ampere

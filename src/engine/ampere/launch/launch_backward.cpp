@@ -28,17 +28,10 @@ class Arrays {
              .numbers = {int(plan.scratch_blocks), int(plan.call.q.heads)}},
             plan.call.lengths_q.in_one_tensor};
     sink_sums = at<float>(w_.sink_sums);
-    d_o = plan.call.d_o;
-    if (!plan.call.has_gate()) return;
-    d_o.data = at<uint16_t>(w_.d_a);
-    d_o.head_stride = d_o.columns;
-    d_o.row_stride = d_o.heads * d_o.columns;
-    d_o.batch_stride = d_o.rows * d_o.row_stride;
   }
 
   ScratchRows rows;
   float* sink_sums;
-  TensorSpan d_o;  // the main kernel's: with the gate's factors, if there is one
 
  private:
   template <class T>
@@ -66,18 +59,6 @@ RowGrid grid_of(const BackwardCall& a, const Lengths& lengths, int64_t heads, in
   return {lengths, int(a.sequences), int(heads), int(blocks)};
 }
 
-// Rows of the gate in vectors: so are those of O, dO and its product.
-GateRows gate_rows(const BackwardCall& a, const Arrays& arrays) {
-  const auto in_vectors = [&](const cuda::RowTensor& t) {
-    const auto [batch, head, row] = t.strides;
-    const auto bytes = uintptr_t(bytes_of(a.gate.type));
-    return ((reinterpret_cast<uintptr_t>(t.data) | uintptr_t(batch | head | row) * bytes) %
-            kWidestCopy) == 0;
-  };
-  return {a.gate, a.d_gate, row_tensor(arrays.d_o),
-          in_vectors(a.gate.logits) && in_vectors(a.d_gate) && has_whole_vectors(arrays.d_o)};
-}
-
 PreprocessParams preprocess_params(const BackwardPlan& plan, const Arrays& arrays) {
   const BackwardCall& a = plan.call;
   return {.o = row_tensor(a.o),
@@ -98,7 +79,7 @@ BackwardParams main_params(const BackwardPlan& plan, const Arrays& arrays) {
   BackwardParams p{.q = copied(a.q),
                    .k = copied(a.k),
                    .v = copied(a.v),
-                   .d_o = copied(arrays.d_o),
+                   .d_o = copied(a.d_o),
                    .dk = stored(a.dk),
                    .dv = stored(a.dv),
                    .rows = arrays.rows,
@@ -151,11 +132,10 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
   cudaError_t error = cudaSuccess;
   if (launches & kPreprocess) {
     error = clear_semaphores(plan, arrays, stream);
-    GatedPreprocessParams p{preprocess_params(plan, arrays), {}};
-    if (a.has_gate()) p.gate = gate_rows(a, arrays);
+    PreprocessParams p = preprocess_params(plan, arrays);
     if (error == cudaSuccess) {
-      error = cuda::launch(a.has_gate() ? kernel.gated_preprocess : kernel.preprocess,
-                           unsigned(plan.grids.preprocess), kPreprocessThreads, 0, &p, {}, stream);
+      error = cuda::launch(kernel.preprocess, unsigned(plan.grids.preprocess), kPreprocessThreads,
+                           0, &p, {}, stream);
     }
   }
   if (error == cudaSuccess && launches & kMain) {

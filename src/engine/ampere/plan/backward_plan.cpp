@@ -29,9 +29,6 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   w.delta = place<float>(allocator, blocks, c.block_m);
   if (a.deterministic) w.dq_semaphore = place<int>(allocator, blocks, kSides);
   if (a.has_sink) w.sink_sums = place<float>(allocator, plan.grids.preprocess);
-  if (a.has_gate()) {
-    w.d_a = place<uint16_t>(allocator, a.d_o.batches, a.d_o.rows, a.q.heads, a.d_o.columns);
-  }
   w.bytes = allocator.bytes();
   return w;
 }

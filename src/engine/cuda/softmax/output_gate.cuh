@@ -17,31 +17,6 @@ __device__ __forceinline__ float logistic(float x) {
   return rcp(1.0f + ex2(-kLog2E * x));
 }
 
-// The logistic function of four logits, and of their negatives. 1 + e^-|x| lies in [1, 2], so the
-// product of four is in range, and one reciprocal serves all: a gate is bound by its exponentials
-// and reciprocals. A NaN stays with its own logit.
-struct FourLogistics {
-  float of[4], of_negative[4];
-
-  __device__ __forceinline__ explicit FourLogistics(const float (&logits)[4]) {
-    float small[4], sum[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      small[i] = ex2(-kLog2E * fabsf(logits[i]));
-      sum[i] = fminf(1.0f + small[i], 2.0f);
-    }
-    const float low = sum[0] * sum[1], high = sum[2] * sum[3], inverse = rcp(low * high);
-    const float of_low = inverse * high, of_high = inverse * low;
-    const float inverses[4] = {of_low * sum[1], of_low * sum[0], of_high * sum[3],
-                               of_high * sum[2]};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      of[i] = (logits[i] >= 0.0f ? 1.0f : small[i]) * inverses[i];
-      of_negative[i] = (logits[i] < 0.0f ? 1.0f : small[i]) * inverses[i];
-    }
-  }
-};
-
 __device__ __forceinline__ float load_logit(const void* logits, int64_t at, GateType type) {
   if (type == GateType::kFp32) return __ldg(static_cast<const float*>(logits) + at);
   const uint32_t bits = __ldg(static_cast<const uint16_t*>(logits) + at);

@@ -152,16 +152,6 @@ TEST(BackwardNumeric, rows_may_begin_and_end_at_any_address) {
   }
 }
 
-TEST(BackwardNumeric, passes_through_an_output_gate_in_any_layout) {
-  const BackwardKernel kernel = emulated<1, kBf16, false>();
-  for (const cuda::Gate gate : {cuda::Gate::kColumns, cuda::Gate::kRows}) {
-    for (Layout layout : {Layout{}, Layout{.columns_less = 13}, Layout{.shift = 1}}) {
-      layout.gate = gate;
-      EXPECT_EQ(run<kBf16>(kernel, {1, 2, 1, 40, 70, true}, layout), "");
-    }
-  }
-}
-
 // Two stages, five steps.
 std::string run_many_steps() {
   return run<kBf16>(emulated<1, kBf16, false>(), {1, 1, 1, 300, 40});
