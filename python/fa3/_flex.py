@@ -116,8 +116,7 @@ def flex_attention(
         page_table, batch_index, left_padding, num_splits, k_descale, v_descale: keys and values in
             a cache, as of fa3.attention. kv_idx counts from the first key that counts. No
             gradients.
-        dropout_p, dropout_seed: as of fa3.attention; on a GPU without score_mod alone, and not
-            beside a cache.
+        dropout_p, dropout_seed: as of fa3.attention; not beside a cache.
         return_lse: also return the LSE.
         layout: "bshd", as above, or "bhsd": q, k, v and out are (b, h, s, d), the order of torch's
             flex_attention; no packed tensors. None is "bshd", with a warning where q and k have

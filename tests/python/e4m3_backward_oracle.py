@@ -49,7 +49,9 @@ def gradients(quantized, descales, q, k, o, d_o, lse, scale, causal, k_mean=None
     k8, v8, k = k8[:, :, None], v8[:, :, None], by_head(k)[:, :, None]
     if k_mean is not None:
         k = k - k_mean.double()[:, :, None, None]
-    lse = grouped(lse.double())[..., None] * LOG2_E
+    lse = (
+        grouped(lse.double().nan_to_num(neginf=0.0))[..., None] * LOG2_E
+    )  # -inf: a row without keys
     scores = scale * LOG2_E * q8 @ k8.mT
     if causal:
         m, n = scores.shape[-2:]

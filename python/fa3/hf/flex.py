@@ -16,7 +16,7 @@ from fa3._flex import load_flex
 from fa3.errors import Unsupported
 from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Window
 from fa3.hf.attention import attention_forward as with_options
-from fa3.hf.attention import pattern_of_layer, refuse_dropout, refuse_unknown
+from fa3.hf.attention import pattern_of_layer, refuse_unknown
 from fa3.hf.mask import Mask, booleans
 from fa3.hf.mask import attention_mask as mask_of_options
 from fa3.torch import attention, onnx
@@ -151,8 +151,6 @@ def scored(module, q, k, v, parts, scaling, dropout):
     if isinstance(seen, torch.Tensor):
         seen = _backends.flex.lists_of_booleans(seen, EVERY_KEY, q.shape[1], k.shape[1])
     if parts.change_scores():
-        if q.is_cuda:
-            refuse_dropout(dropout, module, "scores of the model's own on a GPU")
         masks = None, seen, False, (None, None)
         lengths = {**NO_LENGTHS, "dropout_p": dropout} if dropout else NO_LENGTHS
         return _backends.flex.attend(q, k, v, score_function(parts), masks, scaling, lengths)

@@ -116,10 +116,11 @@ def test_of_16_bits_with_gradients(kind, dim, causal, device):
     rows, keys = (300, 500) if device == "cuda" else (30, 50)
     options, tensor, added_of = kind(HEADS, rows, keys)
     q, k, v, do = (
-        randn(2, n, heads, dim, seed=n).bfloat16().to(device)
-        for n, heads in ((rows, HEADS), (keys, KV_HEADS), (keys + 1, KV_HEADS), (rows, HEADS))
+        randn(2, n, heads, dim, seed=seed).bfloat16().to(device)
+        for seed, (n, heads) in enumerate(
+            ((rows, HEADS), (keys, KV_HEADS), (keys, KV_HEADS), (rows, HEADS))
+        )
     )
-    v = v[:, :keys]
     dtype = torch.float32 if kind is slopes else torch.bfloat16
     captured = tensor.to(device, dtype).requires_grad_(kind is not slopes)
     inputs = [x.requires_grad_() for x in (q, k, v)] + [captured] * captured.requires_grad

@@ -252,9 +252,8 @@ TEST_F(ScoreProgram, DropsWeightsBesideAFunction) {
     return score;
   };
   const auto compiles = [](const fa3_score_function& score, const auto& config, int captured) {
-    const cuda::Program program = hopper::score_program(score, config, captured);
     std::string code;
-    const Status status = cuda::find_code(program, nullptr, &code);
+    const Status status = cuda::find_code(program_of(score, config, captured), nullptr, &code);
     EXPECT_TRUE(status.ok()) << columns_of(config) << ": " << status.message();
   };
   const auto added = with_bias(function_of("return x;", FA3_SCORE_ADDED, kElementOfScore));
