@@ -37,6 +37,7 @@ SANITIZED_LATENT_CALLS = 12
 # Processes among which the Python tests are dealt: most of their time is NVRTC's.
 PYTHON_PROCESSES = 12
 SCORE_PROCESSES = 4
+PYTHON_PIECE = "Python package on CUDA tensors"
 # Score functions, which both engines compile.
 SCORE_TESTS = (
     "flex/test_bias.py",
@@ -113,7 +114,7 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
                 str(build / "bin" / "fa3"),
             ]
         ],
-        "Python package on CUDA tensors": python_tests(),
+        PYTHON_PIECE: python_tests(),
         "kernels against float64, every branch": every_row(check, ("bf16", "fp16")),
         "kernels with random delays, bit for bit": every_row(disturbed, ("bf16",)),
     }

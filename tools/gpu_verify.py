@@ -31,7 +31,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from gpu_pieces import PROGRAMS, pieces, table_rows
+from gpu_pieces import PROGRAMS, PYTHON_PIECE, pieces, table_rows
 from kernel_code import KernelCode
 from kernel_sources import ROOT, hashes
 
@@ -110,10 +110,27 @@ def run_command(command: list, build: Path) -> tuple[str, int, float]:
 
 
 def end_of(command: list, output: str) -> list:
-    """The command; the last lines, and before them those that name a failure further up."""
+    """The command; the last lines, and before them those that name a failure further up, with what
+    GoogleTest and pytest say of it."""
     lines = [line.rstrip() for line in PLACES.sub("", output).splitlines() if line.strip()]
-    named = [line for line in lines[:-20] if "FAIL" in line][:20]
+    told = set()
+    for number, line in enumerate(lines[:-20]):
+        if "FAIL" in line or line.startswith("E  "):
+            told.add(number)
+        elif line.endswith(": Failure"):
+            told.update(range(number, number + 6))
+    named = [lines[number] for number in sorted(told)][:60]
     return ["$ " + words_of(command), *named, *lines[-20:]]
+
+
+def stale_module(build: Path) -> str | None:
+    """A file of the built Python package that is not as its source: tests would run old code."""
+    package = build / "python" / "fa3"
+    for source in sorted((ROOT / "python" / "fa3").rglob("*.py")):
+        built = package / source.relative_to(ROOT / "python" / "fa3")
+        if not built.is_file() or built.read_bytes() != source.read_bytes():
+            return str(built)
+    return None
 
 
 def words_of(command: list) -> str:
@@ -152,8 +169,10 @@ def run_piece(
     'seconds' adds up those of its commands. `known` has what was checked before, as checked() says
     it; 'code' has it of the commands that passed now and those carried over, as does
     passed_commands until the piece ends."""
-    if not commands:
-        skipped = {"name": name, "passed": False, "skipped": "its program is not built"}
+    stale = stale_module(build) if name == PYTHON_PIECE else None
+    if not commands or stale:
+        why = f"{stale} is not as its source: build all" if stale else "its program is not built"
+        skipped = {"name": name, "passed": False, "skipped": why}
         return {**skipped, "code": [*known]} if known else skipped
     carried = [command for command in commands if checked(command, codes) in known]
     commands = [command for command in commands if command not in carried]

@@ -57,6 +57,23 @@ def write_record(root, record, passed=True, lacking=0):
     record.write_text(json.dumps({"pieces": pieces[lacking:]}))
 
 
+def test_a_stale_python_package_is_not_tested(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_verify, "ROOT", tmp_path)
+    for folder, text in (("python/fa3/flex", "new"), ("build/python/fa3/flex", "old")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "device.py").write_text(text)
+    command = [sys.executable, "-c", "print('1 passed')"]
+    piece = run_piece(gpu_pieces.PYTHON_PIECE, [command], tmp_path / "build")
+    assert not piece["passed"] and "flex/device.py is not as its source" in piece["skipped"]
+    (tmp_path / "build/python/fa3/flex/device.py").write_text("new")
+    assert run_piece(gpu_pieces.PYTHON_PIECE, [command], tmp_path / "build")["passed"]
+
+
+def test_what_failed_is_said_in_the_words_of_the_test():
+    lines = ["a.cpp:7: Failure", "Expected: 1", "  Actual: 2", *(["more"] * 40)]
+    assert "  Actual: 2" in gpu_verify.end_of(["tests"], "\n".join(lines))
+
+
 def test_a_record_of_these_sources_has_no_problem(tree):
     root, _, record = tree
     write_record(root, record)
