@@ -61,7 +61,8 @@ def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
     if mode.only_compiles:
         score = *score, NO_GRADIENTS, (None,) * len(function.types), True
     try:
-        options = operators.with_seed_viewed(options)
+        if len(options) > operators.DROPOUT_SEED:
+            options = operators.with_seed_viewed(options)
         _native.forward_with_score(operators.lend, score, q, k, v, result, lse, *options)
     except Unsupported as reason:
         if call.only_kernels:
