@@ -224,21 +224,29 @@ class Flex(torch.autograd.Function):
         call, ctx.blocks = call_and_lists
         with beside_checkpoints():
             out, lse = device.forward(call, q, k, v, tensors, ctx.blocks, True)
+        # Saved as q is, so that torch notices a seed or lengths that change before the backward.
+        lengths = call.lengths
+        plain = lengths is NO_LENGTHS
+        ctx.named = [] if plain else [n for n, x in lengths.items() if isinstance(x, torch.Tensor)]
         ctx.call = call
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        ctx.save_for_backward(q, k, v, out, lse, *map(lengths.get, ctx.named), *tensors)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do, dlse):
         every = ctx.saved_tensors  # once: a checkpoint computes them for one look
+        end, call = 5 + len(ctx.named), ctx.call
+        if ctx.named:
+            named = dict(zip(ctx.named, every[5:end], strict=True))
+            call = call.of_lengths(call.lengths | named)
         q, k, v, *results = every[:5]
         saved = q, operators.with_own_heads(k), operators.with_own_heads(v), *results
-        tensors = list(every[5:])
+        tensors = list(every[end:])
         do = torch.zeros_like(saved[3]) if do is None else do
         do, dlse = operators.resolved(do, dlse)
         wanted = tuple(n for n, asked in enumerate(ctx.needs_input_grad[4:]) if asked)
-        gradients, totals = device.backward(ctx.call, wanted, saved, tensors, ctx.blocks, do, dlse)
+        gradients, totals = device.backward(call, wanted, saved, tensors, ctx.blocks, do, dlse)
         of_tensors = (totals[n].to(t.dtype) if n in totals else None for n, t in enumerate(tensors))
         return None, *gradients, *of_tensors

@@ -9,7 +9,7 @@ from fa3._options import Options
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches
 from fa3.torch.autograd import FLOAT8
-from fa3.torch.dropout import given_or_drawn
+from fa3.torch.dropout import given_or_drawn, refuse_sharded
 
 NO_LENGTHS = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
@@ -20,7 +20,8 @@ NO_LENGTHS = {
 def seeded(options, q):
     """Options, by name, with the seed of their dropout_p as a tensor; drawn where none is given."""
     p = options["dropout_p"]
-    if not 0 <= p <= 1:
+    refuse_sharded(q)
+    if not hasattr(p, "__float__") or not 0 <= p <= 1:
         raise InvalidArgument(f"dropout_p: expected a probability from 0 to 1, got {p}")
     if names := caches.given(options):
         raise Unsupported(f"dropout_p: expected 0 beside {', '.join(names)}, got {p}")

@@ -65,8 +65,7 @@ def seeded(q, options, generator):
     seed = options[DROPOUT_SEED]
     if seed is None and not (isinstance(probability, (int, float)) and 0 < probability <= 1):
         return options
-    if "torch.distributed.tensor" in sys.modules:
-        refuse_sharded(q)
+    refuse_sharded(q)
     seed = given_or_drawn(seed, q.device, generator)
     return [*options[:DROPOUT_SEED], seed, *options[DROPOUT_SEED + 1 :]]
 
@@ -92,7 +91,8 @@ def from_pair(seed, device):
 
 
 def refuse_sharded(q):
-    if isinstance(q, sys.modules["torch.distributed.tensor"].DTensor):
+    sharded = sys.modules.get("torch.distributed.tensor")
+    if sharded is not None and isinstance(q, sharded.DTensor):
         raise Unsupported(
             "dropout_p: expected 0 with a DTensor, whose parts would count heads and sequences anew"
         )

@@ -3,6 +3,7 @@
 in torch, in float64, with its gradients."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 from flex_functions import HEADS, KV_HEADS, inputs, randn
@@ -108,12 +109,16 @@ def apart(rows, keys):
     return torch.arange(keys) - torch.arange(rows)[:, None] - (keys - rows)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "causal, p, keys", [(False, 0.3, 500), (True, 0.3, 504), (False, 0.75, 504)]
+)
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("kind", [bias, slopes, table])
-def test_of_16_bits_with_gradients(kind, dim, causal, device):
-    """A kernel's on a GPU: nothing is computed by torch operations."""
-    rows, keys = (300, 500) if device == "cuda" else (30, 50)
+def test_of_16_bits_with_gradients(kind, dim, causal, p, keys, device):
+    """A kernel's on a GPU: nothing is computed by torch operations. It loads tiles of a bias whose
+    rows are multiples of 16 bytes, as those of 504 keys, and stores their gradient."""
+    rows, keys = (300, keys) if device == "cuda" else (30, keys // 10)
+    dropout = {"dropout_p": p, "dropout_seed": SEED}
     options, tensor, added_of = kind(HEADS, rows, keys)
     q, k, v, do = (
         randn(2, n, heads, dim, seed=seed).bfloat16().to(device)
@@ -128,23 +133,55 @@ def test_of_16_bits_with_gradients(kind, dim, causal, device):
         warnings.simplefilter("error" if device == "cuda" else "ignore", device_module().SlowScores)
         if options:
             options = dict.fromkeys(options, captured)
-            found = fa3.attention(q, k, v, causal=causal, **options, **DROPOUT)
+            found = fa3.attention(q, k, v, causal=causal, **options, **dropout)
         else:
             found = fa3.flex_attention(
                 *(q, k, v),
                 score_mod=lambda s, b, h, i, j: s + captured[i - j + keys, h],
                 causal=causal,
-                **DROPOUT,
+                **dropout,
             )
         mine = torch.autograd.grad(found, inputs, do)
     exact = [x.detach().double().cpu().requires_grad_() for x in inputs]
     of_tensor = exact[3] if captured.requires_grad else captured.double().cpu()
     hidden = torch.zeros(rows, keys).masked_fill(causal * (apart(rows, keys) > 0) > 0, -torch.inf)
-    expected = formula(*exact[:3], added_of(of_tensor) + hidden)
+    expected = formula(*exact[:3], added_of(of_tensor) + hidden, p)
     right = torch.autograd.grad(expected, exact, do.double().cpu())
     for ours, theirs in zip((found, *mine), (expected, *right), strict=True):
         error = (ours.double().cpu() - theirs).norm() / theirs.norm()
         assert error < 1e-2
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_seed_that_changes_before_the_backward_is_noticed(bias):
+    q, k, v = inputs()
+    seed = torch.tensor(SEED)
+    call = {"dropout_p": P, "dropout_seed": seed}
+    if bias:
+        out = fa3.attention(q, k, v, bias=torch.zeros(1), **call)
+    else:
+        out = fa3.flex_attention(q, k, v, score_mod=lambda s, *_: s + 1, **call)
+    seed.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_slope_has_gradients_by_torch_operations(device):
+    """On a GPU with a warning, and of the mask that the forward's kernel drew."""
+    rows, keys = (100, 200) if device == "cuda" else (10, 20)
+    q, k, v = (
+        randn(2, n, heads, 64, seed=seed).bfloat16().to(device).requires_grad_()
+        for seed, (n, heads) in enumerate(((rows, HEADS), (keys, KV_HEADS), (keys, KV_HEADS)))
+    )
+    found = fa3.flex_attention(q, k, v, score_mod=lambda s, *_: 2 * s, **DROPOUT)
+    slow = pytest.warns(device_module().SlowScores) if device == "cuda" else nullcontext()
+    with slow:
+        mine = torch.autograd.grad(found, (q, k, v), torch.ones_like(found))
+    exact = [x.detach().double().cpu().requires_grad_() for x in (q, k, v)]
+    expected = formula(*exact, lambda scores: 2 * scores)
+    right = torch.autograd.grad(expected, exact, torch.ones_like(expected))
+    for ours, theirs in zip((found, *mine), (expected, *right), strict=True):
+        assert (ours.double().cpu() - theirs).norm() < 1e-2 * theirs.norm()
 
 
 def test_of_packed_sequences_each_of_which_has_a_mask():
