@@ -127,7 +127,8 @@ Status advise(const fa3_forward_params& params, fa3_advice* advice) {
   const bool is_hopper = p.engine == FA3_ENGINE_AUTO || p.engine == FA3_ENGINE_HOPPER;
   const bool has_kernels = is_hopper && p.head_dim % 16 == 0 && p.head_dim_v % 16 == 0;
   const bool is_plain = size_of(p.dtype) == 2 && !p.key_places.paged() && p.softcap == 0 &&
-                        !p.dropout.on() && !p.gate.on && !p.max_logit.on;
+                        !p.dropout.on() && !p.gate.on && !p.max_logit.on && !p.block_mask.on &&
+                        p.score == nullptr;
   const bool was_measured = has_kernels && is_plain;
   if (rates == nullptr || !was_measured || !work.known || rows == 0) return say(unknown);
   // Keys of a row, as a call with this mask and as many queries would have them. A causal mask
