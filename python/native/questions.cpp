@@ -70,6 +70,16 @@ void describe_results(fa3_backward_params* params) {
   describe_gradients(params);
 }
 
+// q, k, v and the options of both passes.
+template <class Params>
+bool read_inputs(Reader* read, Params* params) {
+  read->tensor("q", Access::read, &params->q);
+  read->tensor("k", Access::read, &params->k);
+  read->tensor("v", Access::read, &params->v);
+  read_options(read, params);
+  return read->done();
+}
+
 template <class Params>
 PyObject* query(PyObject* const* arguments, Py_ssize_t count, void (*init)(Params*),
                 fa3_status (*ask)(const Params*, fa3_answer*)) {
@@ -78,11 +88,7 @@ PyObject* query(PyObject* const* arguments, Py_ssize_t count, void (*init)(Param
   PyObject* given = read.object();
   Params params;
   init(&params);
-  read.tensor("q", Access::read, &params.q);
-  read.tensor("k", Access::read, &params.k);
-  read.tensor("v", Access::read, &params.v);
-  read_options(&read, &params);
-  if (!read.done()) return nullptr;
+  if (!read_inputs(&read, &params)) return nullptr;
   ScoreFunction score(&borrowed);
   if (given != Py_None) {
     params.options.score = score.read(given);
@@ -94,6 +100,7 @@ PyObject* query(PyObject* const* arguments, Py_ssize_t count, void (*init)(Param
   return Py_BuildValue("(NiNss)", PyBool_FromLong(answer.supported), answer.engine,
                        PyBool_FromLong(answer.first_engine), answer.kernel, answer.reason);
 }
+
 // A forward's arguments without tensors to write, whose out and lse are None.
 bool read_question(PyObject* const* arguments, Py_ssize_t count, Borrowed* borrowed,
                    fa3_forward_params* params) {
@@ -112,11 +119,7 @@ PyObject* backward_supported(PyObject*, PyObject* const* arguments, Py_ssize_t c
   Reader read(arguments, count, &borrowed);
   fa3_backward_params params;
   fa3_backward_params_init(&params);
-  read.tensor("q", Access::read, &params.q);
-  read.tensor("k", Access::read, &params.k);
-  read.tensor("v", Access::read, &params.v);
-  read_options(&read, &params);
-  if (!read.done()) return nullptr;
+  if (!read_inputs(&read, &params)) return nullptr;
   describe_gradients(&params);
   return check(fa3_backward_supported(&params)) ? Py_NewRef(Py_None) : nullptr;
 }

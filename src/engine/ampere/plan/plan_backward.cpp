@@ -30,9 +30,6 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
 }
 
 Status check_score(const BackwardProblem& p) {
-  if (p.score != nullptr && p.dropout.on()) {
-    return unsupported("no kernel for dropout beside a score function");
-  }
   if (p.score != nullptr && cuda::tensor_with_stored_gradient(*p.score) != nullptr) {
     return unsupported("stores_gradient of a score function's element");
   }

@@ -20,7 +20,7 @@ BackwardCall call_of(const BackwardProblem& p) {
   const auto floats = [](const RowScalars& r) {
     return RowFloats{r.data, {r.batch_stride, r.head_stride, r.row_stride}};
   };
-  // Kernels without a score function compute 1 - p times dS.
+  // Kernels without a score function compute 1 - dropout_p times dS.
   const float kept_scale = p.score != nullptr ? 1.0f : DropoutParams::of(p.dropout).scale;
   return {.q = queries(p.q, p.head_dim),
           .k = keys(p.k, p.head_dim),

@@ -178,7 +178,7 @@ struct BackwardConfig {
 
   // Beyond 128 columns dK and dV of 64 keys take a warpgroup each (split_key_gradients.cuh).
   FA3_HD constexpr bool splits_dkv() const { return shape.head_dim > 128; }
-  // Elsewhere one warpgroup computes P and another writes dS.
+  // Where dK and dV are split one warpgroup computes P and another writes dS.
   FA3_HD constexpr bool takes_captured_tile() const { return !splits_dkv(); }
   // Warpgroups with 64 keys each, and so a part of dS.
   FA3_HD constexpr int key_warpgroups() const { return shape.block_n / kRowsPerWarpgroup; }

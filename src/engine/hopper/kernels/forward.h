@@ -466,42 +466,30 @@ constexpr Row because(const char* why, Row tile) {
   tile.why = why;
   return tile;
 }
+inline constexpr Row kScored64{.kernel = {.shape = {.head_dim = 64,
+                                                    .head_dim_v = 64,
+                                                    .block_m = 128,
+                                                    .block_n = 128,
+                                                    .kv_stages = 8}},
+                               .why = kFunction};
+inline constexpr Row kScored128{
+    .kernel = {.shape = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5}},
+    .why = kFunction};
 inline constexpr auto kScoreRows =
-    join(at_run_time(k64x192, kSimpleScores | kMovingScores),
-         at_run_time({.kernel = {.shape = {.head_dim = 64,
-                                           .head_dim_v = 64,
-                                           .block_m = 128,
-                                           .block_n = 128,
-                                           .kv_stages = 8}},
-                      .why = kFunction},
-                     kAllScores),
+    join(at_run_time(k64x192, kSimpleScores | kMovingScores), at_run_time(kScored64, kAllScores),
          at_run_time(k128x192, kSimpleScores), at_run_time(k128x192, kMovingScores, kManyKeys),
          at_run_time({.kernel = {.shape = {.block_m = 192, .block_n = 64, .kv_stages = 6}},
                       .why = "longer tiles of queries read keys and values less often"},
                      {Need::kScoreTile}, kManyKeys),
-         at_run_time(
-             {.kernel = {.shape = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5}},
-              .why = kFunction},
-             kAllScores),
-         at_run_time(k192By128, kAllScores), at_run_time(k192, kAllScores),
-         at_run_time(k256, kAllScores), at_run_time(because(kFunction, kListed64), kAllScores),
+         at_run_time(kScored128, kAllScores), at_run_time(k192By128, kAllScores),
+         at_run_time(k192, kAllScores), at_run_time(k256, kAllScores),
+         at_run_time(because(kFunction, kListed64), kAllScores),
          at_run_time(because(kFunction, kListed128), kAllScores));
 
-// And dropout, in tiles of two warpgroups, whose registers hold draws.
+// Score functions beside dropout come in tiles of two warpgroups, which have registers for draws.
 inline constexpr auto kDroppedScoreRows = [] {
-  auto rows = join(
-      at_run_time({.kernel = {.shape = {.head_dim = 64,
-                                        .head_dim_v = 64,
-                                        .block_m = 128,
-                                        .block_n = 128,
-                                        .kv_stages = 8}},
-                   .why = kFunction},
-                  kAllScores),
-      at_run_time(
-          {.kernel = {.shape = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5}},
-           .why = kFunction},
-          kAllScores),
-      at_run_time(k256, kAllScores));
+  auto rows = join(at_run_time(kScored64, kAllScores), at_run_time(kScored128, kAllScores),
+                   at_run_time(k256, kAllScores));
   for (Row& row : rows) row.kernel.weights = Weights::kDropped;
   return rows;
 }();

@@ -79,7 +79,8 @@ struct FunctionTile {
   }
 
   // dP -> dS. Captured tensors have their gradients from P (dP - delta), before the slope. With
-  // dropout p is signed (ScoreTile::pack_signed()), and dS is P (dP m / (1 - p) - delta), whole.
+  // dropout the weights in `p` are signed (ScoreTile::pack_signed()), and dS is not 1 - dropout_p
+  // times itself, as elsewhere: captured tensors' gradients are made of it.
   static __device__ __forceinline__ void differentiate(Scores& dp, const typename Tile::Packed& p,
                                                        const typename Tile::Delta& deltas,
                                                        const BackwardParams& params,

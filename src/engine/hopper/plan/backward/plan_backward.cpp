@@ -57,8 +57,8 @@ Status check_score_gradients(const BackwardProblem& p) {
   const bool keeps = cuda::keeps_scores_or_slopes(*p.score);
   if (p.dropout.on() && (keeps || std::max(p.head_dim, p.head_dim_v) > 128)) {
     return unsupported(
-        "gradients with dropout_p beside a score function that has a slope, or head dims beyond "
-        "128");
+        "gradients with dropout_p beside a score function that has a slope or whose gradients use "
+        "the score, or beside one for head dims beyond 128");
   }
   if (keeps && p.block_mask.on && is_varlen(p)) {
     return unsupported(
@@ -138,7 +138,8 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
   const Element element = element_of(p.dtype);
   if (!row.built) return listed_slopes_kernel(kernel_of(row, element));
   BackwardKernel kernel = backward_kernel_at(row, element);
-  if (p.score != nullptr) kernel.config.sharing = Sharing::kNone;  // compiled that way
+  // Score functions are compiled for CTAs of one key block.
+  if (p.score != nullptr) kernel.config.sharing = Sharing::kNone;
   return kernel;
 }
 

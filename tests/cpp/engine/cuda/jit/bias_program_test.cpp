@@ -260,6 +260,13 @@ TEST_F(ScoreProgram, DropsWeightsBesideAFunction) {
   const auto line = with_bias(function_of(
       "return {load<float, 0>(h, 0, 0) * (kv_idx - q_idx), 1.0f};", FA3_SCORE_ROW_LINE));
   const auto any = with_bias(function_of("return score * x;", FA3_SCORE_ANY, kElementOfScore));
+  float gradient = 0;
+  auto stored_bias = bias;
+  stored_bias.gradient = &gradient;
+  auto stored = added;
+  stored.tensors = &stored_bias;
+  stored.gradients = "";
+  stored.element.stores_gradient = 1;
   const auto kernels = scored_kernels(Scored::kDropped, hopper::Tiles::kVarlen);
   EXPECT_EQ(kernels.size(), 3u);
   for (const auto& kernel : tried_rows(kernels)) {
@@ -271,6 +278,7 @@ TEST_F(ScoreProgram, DropsWeightsBesideAFunction) {
     const hopper::BackwardConfig& c = row.kernel;
     if (!c.dropout() || !c.signs_p() || (is_quick() && c.shape.head_dim != 64)) continue;
     compiles(added, c, 0);
+    compiles(stored, c.deterministic(), 0);
     if (!is_quick()) compiles(line, c.deterministic(), hopper::kNoTile);
   }
 }

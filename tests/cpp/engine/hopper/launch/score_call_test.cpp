@@ -107,6 +107,10 @@ TEST_F(ScoredCall, IsRefusedWithWhatItCannotDo) {
   score.text = "return score;";
   args.options.engine = FA3_ENGINE_AMPERE;
   EXPECT_EQ(fa3_forward_supported(&args), FA3_OK) << fa3_last_error();
+  args.options.dropout_p = 0.5f;
+  EXPECT_NE(refusal().find("no kernel for dropout beside a score function"), std::string::npos);
+  args.options.engine = FA3_ENGINE_HOPPER;
+  EXPECT_EQ(fa3_forward_supported(&args), FA3_OK) << fa3_last_error();
 }
 
 struct ScoredGradients : ScoredCall {
@@ -149,6 +153,17 @@ TEST_F(ScoredGradients, AreThreeLaunchesOfWhichOneKnowsTheCapturedTensors) {
   EXPECT_EQ(given.score.gradients[0].stride[0], 1);
   EXPECT_FLOAT_EQ(given.score.scale, 0.08838835f);
   EXPECT_FLOAT_EQ(given.main.scale_log2, 1.4426950f);  // of natural scores
+}
+
+TEST_F(ScoredGradients, GoWithDropoutWhereTheSlopeIsOne) {
+  backward.options.dropout_p = 0.5f;
+  backward.options.engine = FA3_ENGINE_HOPPER;
+  EXPECT_EQ(fa3_backward_supported(&backward), FA3_OK) << fa3_last_error();
+  score.slope = "return 0.5f * score;";
+  EXPECT_NE(refusal().find("gradients with dropout_p beside a score function"), std::string::npos);
+  score.slope = nullptr;
+  backward.options.engine = FA3_ENGINE_AMPERE;
+  EXPECT_NE(refusal().find("no kernel for dropout beside a score function"), std::string::npos);
 }
 
 TEST_F(ScoredGradients, WalkListsWhateverTheSlope) {
