@@ -69,8 +69,8 @@ __device__ __forceinline__ void first_block(Consumer<C>& c, ThreadTile<C>& r) {
   c.stages.release_delayed_v();
   c.stages.expect_v();
   LogitsOf<C>::start(r);
-  const SeenLogits<C> seen = r;
   LogitsOf<C>::see_products(c, r);
+  const SeenLogits<C> seen = r;
   c.scores.finish(c, r);
   ScoreStep<C> result;
   const bool lost = weigh_online(c, r, true, result);  // line 6
