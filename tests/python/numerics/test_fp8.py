@@ -38,6 +38,34 @@ def test_is_attention_of_quantized_arrays(scaling):
     assert fa3.fp8.difference(out, fa3.attention(q, k, v, causal=True, seqused_k=lengths)) < 0.06
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_have_what_each_has_alone(device, causal):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    lengths, used = [130, 0, 64, 7, 300], [130, 0, 40, 7, 1]
+    cu = torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=device)
+    seqused = torch.tensor(used, dtype=torch.int32, device=device)
+    rows = int(cu[-1]) + 5  # of no sequence
+    q, k, v = (
+        torch.randn(rows, heads, 64, device=device).bfloat16() + mean
+        for heads, mean in ((4, 0), (2, 3), (2, 2))
+    )
+    k[-5:] = v[-5:] = torch.nan
+    out, lse = fa3.attention_fp8(
+        q, k, v, causal=causal, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=300,
+        max_seqlen_k=300, seqused_k=seqused, return_lse=True,
+    )  # fmt: skip
+    for first, length, keys in zip(cu.tolist(), lengths, used, strict=False):
+        mine = slice(first, first + length)
+        one, one_lse = fa3.attention_fp8(
+            q[mine][None], k[mine][:keys][None], v[mine][:keys][None], causal=causal,
+            return_lse=True,
+        )  # fmt: skip
+        torch.testing.assert_close(out[mine], one[0], rtol=0.01, atol=0.01)
+        torch.testing.assert_close(lse[:, mine], one_lse[0], rtol=0, atol=1e-4)
+    assert out.isfinite().all()
+
+
 def test_output_has_the_type_of_the_queries():
     torch = pytest.importorskip("torch")
     for dtype in (torch.float16, torch.bfloat16, torch.float32):

@@ -13,40 +13,13 @@
 
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/tile/row_owner.h"
 
 namespace fa3::cuda {
 namespace {
 
 constexpr int kWarpsPerBlock = 8;
 constexpr int64_t kMostCtas = 1 << 20;  // beyond, warps take several rows
-
-// A row of one of the new tensors: of which sequence, and which there.
-struct NewRow {
-  int64_t b;
-  int64_t row;   // of the sequence
-  int64_t from;  // of the tensor
-  bool exists;
-};
-
-// The last sequence that begins at `row` or before.
-__device__ int64_t sequence_of(const Lengths& lengths, int64_t batch, int64_t row) {
-  int64_t first = 0, end = batch;
-  while (end - first > 1) {
-    const int64_t middle = (first + end) / 2;
-    (lengths.cu_seqlens[middle] <= row ? first : end) = middle;
-  }
-  return first;
-}
-
-__device__ NewRow new_row(const Lengths& lengths, int64_t batch, int64_t number) {
-  if (!lengths.packed()) {
-    return {number / lengths.max, number % lengths.max, number % lengths.max, true};
-  }
-  const int64_t b = sequence_of(lengths, batch, number);
-  const Rows rows = lengths.clamped_rows_of(b);
-  const int64_t row = number - rows.begin;
-  return {b, row, number, row >= 0 && row < rows.used};
-}
 
 // Null: the cache has no such place.
 template <class T>
@@ -143,8 +116,8 @@ __device__ void turn(const RotaryTables& rotary, int64_t position, const T* from
 
 template <class T, class Cached>
 __device__ void append_row(const AppendProblem& p, int64_t number, int64_t head) {
-  const NewRow row = new_row(p.lengths_new, p.batch, number);
-  if (!row.exists) return;
+  const OwnedRow row = owned_row(p.lengths_new, p.batch, number);
+  if (!row.used) return;
   const int64_t entry = p.lengths_new.packed() ? 0 : row.b;
   const int64_t to = p.seqused[row.b] + row.row;
   const auto by = [&](const Descales<const float>& scales) {
@@ -161,8 +134,8 @@ __device__ void append_row(const AppendProblem& p, int64_t number, int64_t head)
 
 template <class T>
 __device__ void turn_query(const AppendProblem& p, int64_t number, int64_t head) {
-  const NewRow row = new_row(p.lengths_q, p.batch, number);
-  if (!row.exists) return;
+  const OwnedRow row = owned_row(p.lengths_q, p.batch, number);
+  if (!row.used) return;
   const int64_t entry = p.lengths_q.packed() ? 0 : row.b;
   const int64_t position = p.first_position[row.b] + (p.queries_share_position ? 0 : row.row);
   turn(p.rotary, position, p.q.at<T>(entry, row.from, head), p.head_dim,

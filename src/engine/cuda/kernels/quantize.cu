@@ -14,6 +14,7 @@
 #include "engine/cuda/host/launch.h"
 #include "engine/cuda/kernels/quantize_stream.cuh"
 #include "engine/cuda/kernels/quantize_sums.cuh"
+#include "engine/cuda/tile/row_owner.h"
 
 namespace fa3::cuda {
 namespace {
@@ -23,6 +24,7 @@ constexpr int kSumWarps = 2;    // few, so that all SMs have some
 constexpr int kRowsAhead = 16;  // loads that a lane has under way while it adds up rows
 constexpr int kSumsAhead = 32;  // the same, of blocks' sums
 constexpr int kFoursCtas = 8;   // of an SM
+constexpr int kClearingWarps = 8;
 
 // A lane's channels in the first row of a block; the next row is `stride` numbers further.
 template <class T>
@@ -31,8 +33,7 @@ struct Column {
   int64_t stride;
 
   __device__ Column(const Operand& x, const Block& block, const RowLane& at)
-      : first(x.at<T>(block.b, block.index * kRows, block.head) + at.channel()),
-        stride(x.row_stride) {}
+      : first(x.at<T>(block.b, block.first_row, block.head) + at.channel()), stride(x.row_stride) {}
   __device__ T* row(int i) const { return first + i * stride; }
 };
 
@@ -136,8 +137,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ctas_at_once<T>(kPasses, kW
   }
   Channels mean{};
   if (p.centred && at.has_row()) {
-    mean = unpacked(
-        load_packed(parts.means + (block.b * p.heads + block.head) * p.head_dim + at.channel()));
+    mean = unpacked(load_packed(parts.means + (block.sequence * p.heads + block.head) * p.head_dim +
+                                at.channel()));
   }
   Channels rows[kPasses];
   float largest = 0.0f;
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ctas_at_once<T>(kPasses, kW
   }
   float scale;
   if (step == Step::write) {
-    scale = *p.descale.at(block.b, block.head, 0);
+    scale = *p.descale.at(block.sequence, block.head, 0);
   } else {
     largest = largest_of_all<kWarps>(largest);
     if (step == Step::find_largest) {
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ctas_at_once<T>(kPasses, kW
       return;
     }
     scale = scale_of(largest);
-    if (threadIdx.x == 0) *p.descale.at(block.b, block.head, block.index) = scale;
+    if (threadIdx.x == 0) *p.descale.at(block.sequence, block.head, block.index) = scale;
   }
   const float inverse = __fdiv_rn(1.0f, scale);
   if (p.y_transposed.on) {
@@ -202,6 +203,21 @@ __global__ void __launch_bounds__(kThreads)
   const bool per_head = p.descale.scaling == Scaling::per_head;
   const int64_t b = per_head ? blockIdx.x / p.heads : 0;
   if (threadIdx.x == 0) *p.descale.at(b, per_head ? blockIdx.x % p.heads : 0, 0) = scale;
+}
+
+// A warp has a row of y.
+__global__ void __launch_bounds__(kClearingWarps* kWarpSize)
+    clear_unused(const __grid_constant__ QuantizeProblem p) {
+  const int64_t number = int64_t{blockIdx.x} * kClearingWarps + threadIdx.x / kWarpSize;
+  if (number >= p.lengths.total) return;
+  OwnedRow row{.b = 0, .row = 0, .from = number, .used = false};
+  if (p.batch > 0) row = owned_row(p.lengths, p.batch, number);
+  if (row.used) return;
+  const int64_t entry = p.lengths.packed() ? 0 : row.b, parts = p.head_dim / kChannels;
+  for (int64_t i = threadIdx.x % kWarpSize; i < p.heads * parts; i += kWarpSize) {
+    auto* const to = p.y.at<uint8_t>(entry, row.from, i / parts) + i % parts * kChannels;
+    *reinterpret_cast<uint2*>(to) = {0, 0};
+  }
 }
 
 // What a call needs again and again.
@@ -313,6 +329,9 @@ cudaError_t launch_stream(StreamParams* s, cudaStream_t stream) {
 
 template <class T>
 cudaError_t launch(const Launch& l) {
+  if (const cudaError_t error = clear_unused_rows(l.p, l.stream); error != cudaSuccess) {
+    return error;
+  }
   StreamParams s{l.p, l.mixing, l.parts, unsigned(blocks_of(l.p)), l.p.centred};
   if (l.p.centred) {
     const cudaError_t error = launch_means<T>(&s, l.stream);
@@ -334,8 +353,15 @@ bool is_aligned(const Operand& x, int64_t bytes) {
 
 }  // namespace
 
+cudaError_t clear_unused_rows(const QuantizeProblem& p, cudaStream_t stream) {
+  if (p.lengths.alike()) return cudaSuccess;
+  QuantizeProblem params = p;
+  const int64_t ctas = (p.lengths.total + kClearingWarps - 1) / kClearingWarps;
+  return launch(reinterpret_cast<const void*>(clear_unused), dim3(unsigned(ctas)),
+                kClearingWarps * kWarpSize, 0, &params, {}, stream);
+}
+
 Status plan_quantize(const QuantizeProblem& p, Plan* plan) {
-  if (p.lengths.packed() || p.lengths.varlen) return unsupported("sequences of unequal lengths");
   if (p.head_dim % kChannels != 0 || p.head_dim > kMostChannels) {
     return unsupported("a head dim of ", p.head_dim, "; multiples of 8 up to 256 are");
   }

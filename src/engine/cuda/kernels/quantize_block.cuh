@@ -24,24 +24,29 @@ __device__ inline void follow_kernel_before() {
 #endif
 }
 
-// A block of rows of a head.
+// A block of a sequence's used rows, in one head.
 struct Block {
-  int64_t b, head, index;
+  int64_t sequence, head, index;
+  int64_t b, first_row;  // where x and y have its rows
   int num_rows;
 
-  __device__ Block(const QuantizeProblem& p, int64_t sequence, int64_t h, int64_t i)
-      : b(sequence), head(h), index(i) {
-    const int64_t left = p.lengths.max - index * kRows;
+  __device__ Block(const QuantizeProblem& p, int64_t s, int64_t h, int64_t i)
+      : sequence(s), head(h), index(i) {
+    const Rows rows = p.lengths.clamped_rows_of(sequence);
+    b = p.lengths.packed() ? 0 : sequence;
+    first_row = rows.begin + index * kRows;
+    const int64_t left = rows.used - index * kRows;
     num_rows = static_cast<int>(left < 0 ? 0 : left < kRows ? left : kRows);
   }
   __device__ int64_t place(const QuantizeProblem& p, int64_t blocks) const {
-    return (b * p.heads + head) * blocks + index;
+    return (sequence * p.heads + head) * blocks + index;
   }
 };
 
 // The mean of a channel whose rows add up to `sum`.
-__device__ inline float mean_of(const QuantizeProblem& p, float sum) {
-  const float mean = __fdiv_rn(sum, static_cast<float>(p.lengths.max > 0 ? p.lengths.max : 1));
+__device__ inline float mean_of(const QuantizeProblem& p, int64_t sequence, float sum) {
+  const int64_t rows = p.lengths.clamped_rows_of(sequence).used;
+  const float mean = __fdiv_rn(sum, static_cast<float>(rows > 0 ? rows : 1));
   return is_finite(mean) ? mean : 0.0f;
 }
 

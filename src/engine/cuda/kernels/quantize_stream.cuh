@@ -94,7 +94,7 @@ class StreamCopies {
 
   __device__ void copy_rows(uint32_t to) const {
     const Block block(s_.p, now_.sequence, now_.head, now_.block);
-    const T* const rows = s_.p.x.at<T>(block.b, block.index * kRows, block.head);
+    const T* const rows = s_.p.x.at<T>(block.b, block.first_row, block.head);
     if (kWarpSize % chunks_ == 0 && block.num_rows == kRows) return copy_whole(rows, to);
     // Chunk by chunk, 32 at a time.
     for (int i = lane_; i < chunks_ * kRows; i += kWarpSize) {
@@ -247,10 +247,10 @@ class StreamThread {
       if (row_of(pass) < block.num_rows) largest = fmaxf(largest, largest_of(x[pass]));
     }
     const float scale = scale_of(largest_of_cta(largest, largest_of_warps));
-    if (threadIdx.x == 0) *s_.p.descale.at(block.b, block.head, block.index) = scale;
+    if (threadIdx.x == 0) *s_.p.descale.at(block.sequence, block.head, block.index) = scale;
     const float inverse = __fdiv_rn(1.0f, scale);
     const TurnedRows turned(reinterpret_cast<uint32_t*>(stage), dim_);  // all have read the stage
-    uint8_t* const y = s_.p.y.at<uint8_t>(block.b, block.index * kRows, block.head);
+    uint8_t* const y = s_.p.y.at<uint8_t>(block.b, block.first_row, block.head);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const bool exists = row_of(pass) < block.num_rows;

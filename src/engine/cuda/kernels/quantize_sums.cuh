@@ -27,6 +27,9 @@ inline QuantizerParts allocate(const QuantizeProblem& p, WorkspaceAllocator& all
   return parts;
 }
 
+// Writes 0 to the rows of y that no sequence uses, in front of the kernels that write the others.
+cudaError_t clear_unused_rows(const QuantizeProblem& p, cudaStream_t stream);
+
 // Adds up a block's rows: a thread has four neighbouring channels, those of all heads one after the
 // other, from `part` * kFoursThreads on. kAhead: rows that are loaded at once.
 template <class T, int kAhead>
@@ -36,7 +39,7 @@ __device__ void add_up(const StreamParams& s, int64_t sequence, int64_t index, u
   if (four / fours >= p.heads) return;
   const Block block(p, sequence, four / fours, index);
   const int channel = four % fours * 4;
-  const T* x = p.x.at<T>(block.b, block.index * kRows, block.head) + channel;
+  const T* x = p.x.at<T>(block.b, block.first_row, block.head) + channel;
   float4 sum{};
   const auto add = [&](uint2 pairs) {
     const float2 a = to_float2<T>(pairs.x), b = to_float2<T>(pairs.y);
@@ -86,7 +89,7 @@ __device__ void find_mean(const StreamParams& s, int64_t head, float* means) {
 #pragma unroll
     for (float sum : ahead) mean = __fadd_rn(mean, sum);  // + 0 changes nothing
   }
-  mean = mean_of(p, mean);
+  mean = mean_of(p, head / p.heads, mean);
   means[channel] = mean;
   if (mine) s.parts.means[head * p.head_dim + channel] = mean;
   __syncthreads();

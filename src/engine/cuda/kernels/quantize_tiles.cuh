@@ -58,7 +58,7 @@ class QuantizeTileThread {
   __device__ void run(uint32_t* words, unsigned* largest_of_warps) {
     const QuantizeProblem& p = s_.p;
     const float* means = nullptr;
-    if (p.centred) means = p.mean.at(block_.b, block_.head) + channel_;
+    if (p.centred) means = p.mean.at(block_.sequence, block_.head) + channel_;
     if (p.hadamard) {
       mix();
       subtract<true>(means);
@@ -72,7 +72,7 @@ class QuantizeTileThread {
       if (exists(i)) largest = fmaxf(largest, largest_of_row(i));
     }
     const float scale = scale_of(largest_of_tile(largest, largest_of_warps));
-    if (threadIdx.x == 0) *p.descale.at(block_.b, block_.head, block_.index) = scale;
+    if (threadIdx.x == 0) *p.descale.at(block_.sequence, block_.head, block_.index) = scale;
     store(words, __fdiv_rn(1.0f, scale));
   }
 
@@ -85,7 +85,7 @@ class QuantizeTileThread {
   }
 
   __device__ void load() {
-    const T* const first = s_.p.x.template at<T>(block_.b, block_.index * kRows, block_.head);
+    const T* const first = s_.p.x.template at<T>(block_.b, block_.first_row, block_.head);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const T* const from = first + row(i) * s_.p.x.row_stride + channel_;
@@ -223,7 +223,7 @@ class QuantizeTileThread {
   __device__ void store(uint32_t* words, float inverse) const {
     const QuantizeProblem& p = s_.p;
     const TurnedRows turned(words, kDim);
-    uint8_t* const y = p.y.template at<uint8_t>(block_.b, block_.index * kRows, block_.head);
+    uint8_t* const y = p.y.template at<uint8_t>(block_.b, block_.first_row, block_.head);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll

@@ -116,7 +116,11 @@ Status run_quantize_together(std::span<const QuantizeProblem> problems, void* wo
       t.tensors[i].mixing = Mixing(p);
       t.tensors[i].parts = allocate(p, allocator);
       t.tensors[i].blocks = unsigned(blocks_of(p));
+      if (error == cudaSuccess) {
+        error = clear_unused_rows(p, static_cast<cudaStream_t>(stream));
+      }
     }
+    if (error != cudaSuccess) return finish(error, "quantize");
     error = problems[0].x.dtype == DType::float16
                 ? launch_together<__half>(&t, static_cast<cudaStream_t>(stream))
                 : launch_together<__nv_bfloat16>(&t, static_cast<cudaStream_t>(stream));

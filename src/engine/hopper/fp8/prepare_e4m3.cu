@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "engine/cuda/tile/row_owner.h"
 #include "engine/hopper/fp8/value_part.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
@@ -160,10 +161,14 @@ __global__ void __launch_bounds__(kScoreWarps* cuda::kWarpSize)
   const int thread = int(threadIdx.x), column = thread % lanes * kLaneNumbers;
   const int row = (int(blockIdx.x) * kScoreWarps * cuda::kWarpSize + thread) / lanes;
   const int head = int(blockIdx.y), batch = int(blockIdx.z);
+  cuda::OwnedRow owned{.b = batch, .row = row, .from = row, .used = row < p.rows};
+  if (owned.used && !p.lengths_q.alike()) {
+    owned = cuda::owned_row(p.lengths_q, p.sequences, int64_t{batch} * p.rows + row);
+  }
   float sum = 0.0f;
-  if (row < p.rows && column < p.q.columns) {
+  if (owned.used && column < p.q.columns) {
     const uint8_t* const q = p.q.at<Element::kE4m3>(batch, head, row) + column;
-    const float* const mean = p.mean.at(batch, head / p.heads_per_kv_head) + column;
+    const float* const mean = p.mean.at(owned.b, head / p.heads_per_kv_head) + column;
     union {
       uint4 all;
       __nv_fp8_e4m3 each[kLaneNumbers];
@@ -174,8 +179,9 @@ __global__ void __launch_bounds__(kScoreWarps* cuda::kWarpSize)
   for (int distance = lanes / 2; distance > 0; distance /= 2) {
     sum += __shfl_xor_sync(0xffffffff, sum, distance);
   }
-  if (row >= p.rows || column != 0) return;
-  const float scale = scale_of(p.query_scales, batch, head, row / kDescaleRows) * p.scale;
+  if (!owned.used || column != 0) return;
+  const int block = int(owned.row) / kDescaleRows;
+  const float scale = scale_of(p.query_scales, int(owned.b), head, block) * p.scale;
   p.lse.data[p.lse.strides.offset(batch, head, row)] += sum * scale;
 }
 
@@ -198,6 +204,7 @@ cudaError_t prepare_scales(const E4m3Preparation& p, int keys, cudaStream_t stre
 }
 
 cudaError_t add_mean_scores(const MeanScores& p, cudaStream_t stream) {
+  if (p.sequences == 0) return cudaSuccess;
   const int lanes = lanes_of_row(p.q.columns);
   const int rows = kScoreWarps * cuda::kWarpSize / lanes;  // of a CTA
   const dim3 grid(unsigned((p.rows + rows - 1) / rows), unsigned(p.heads), unsigned(p.batches));

@@ -44,7 +44,9 @@ cudaError_t prepare_scales(const E4m3Preparation& preparation, int keys, cudaStr
 // lse += scale * q . mean, q being what the e4m3 numbers stand for.
 struct MeanScores {
   cuda::RowTensor q;
-  int batches, heads, rows;
+  int batches, heads, rows;  // of q
+  int sequences;
+  Lengths lengths_q;
   int heads_per_kv_head;
   Descales<const float> query_scales;
   ChannelMeans<const float> mean;

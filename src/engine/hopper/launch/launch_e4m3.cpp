@@ -76,6 +76,8 @@ cudaError_t launch_prepared_e4m3(const E4m3Plan& plan, void* workspace, cudaStre
                           .batches = int(call.q.batches),
                           .heads = int(call.q.heads),
                           .rows = int(call.q.rows),
+                          .sequences = int(call.sequences),
+                          .lengths_q = call.lengths_q,
                           .heads_per_kv_head = call.heads_per_kv_head,
                           .query_scales = plan.q_quantization.descale,
                           .mean = k_mean,

@@ -113,8 +113,8 @@ void lay_out(E4m3Plan* plan) {
 
 Status check_e4m3_tensors(const Problem& p) {
   // What the keys' mean adds to a score is added to the LSE alone, behind the kernel.
-  if (p.k_quantization.mean.data && (p.softcap != 0.0f || p.has_sink || is_varlen(p))) {
-    return unsupported("k_mean beside a softcap, sink logits, or sequences of unequal lengths");
+  if (p.k_quantization.mean.data && (p.softcap != 0.0f || p.has_sink)) {
+    return unsupported("k_mean beside a softcap or sink logits");
   }
   if (p.k_quantization.mean.data && p.max_logit.on) return unsupported("k_mean beside max_logit");
   FA3_TRY(check_row_numbers(p));
