@@ -56,8 +56,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
         pipeline_(pipeline),
         stages_(stages),
         p_(ptx::cvta_to_shared(smem.p)),
-        warpgroup_(int(uniform(uint32_t(thread / kWarpgroupSize)))),
-        turns_(warpgroup_) {
+        warpgroup_(int(uniform(uint32_t(thread / kWarpgroupSize)))) {
     score_.set_scale(params.scale_log2);
   }
 
@@ -122,7 +121,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
       publish(p);
       multiply_own(i, p);
       if (i + 1 < count) {
-        turns_.wait();
+        wait_for_other();
         take_references();
         release(i + 1, false);
         issue_other(i + 1);
@@ -140,7 +139,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     int i = 0;
 #pragma unroll 1
     for (; i + 1 < count; i += 2) {
-      turns_.wait();
+      wait_for_other();
       take_references();
       release(i, false);
       issue_other(i);
@@ -154,7 +153,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
       if (i + 3 < count) multiply_keys(scores, segment.first, i + 3);
     }
     if (i < count) {
-      turns_.wait();
+      wait_for_other();
       take_references();
       release(i, false);
       issue_other(i);
@@ -166,6 +165,20 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   // Named barrier of both warpgroups; these kernels have no helper warps.
   __device__ __forceinline__ void sync() const {
     ptx::bar_sync(int(NamedBarrier::kHelpers), C.consumer_threads());
+  }
+
+  // The other's P and references are there; the own ones are.
+  __device__ __forceinline__ void wait_for_other() const {
+    ptx::bar_sync(int(NamedBarrier::kPingPong) + warpgroup_, kPingPongThreads);
+  }
+  __device__ __forceinline__ void tell_other() const {
+    const int barrier = int(NamedBarrier::kPingPong) + 1 - warpgroup_;
+    // racecheck reports what bar.arrive orders: in a build for it each waits for the one it tells.
+    if constexpr (ptx::kEveryLaneArrives) {
+      ptx::bar_sync(barrier, kPingPongThreads);
+    } else {
+      ptx::bar_arrive(barrier, kPingPongThreads);
+    }
   }
 
   // The query row, in the tile, of the thread's number r.
@@ -333,7 +346,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
       for (int r = 0; r < kRowsPerThread; ++r) smem_.refs[row_of(r)] = state_.ref[r];
     }
     ptx::fence_proxy_async();
-    turns_.pass();
+    tell_other();
   }
 
   // Moves sums and output to the references of the other's P.
@@ -396,7 +409,6 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   const Pipeline<C.stages()> pipeline_;
   const uint32_t stages_, p_;
   const int warpgroup_;
-  const PingPong<2, true> turns_;
   Score score_;
   uint32_t blocks_ = 0;     // of all tiles before
   uint64_t named_ = 0;      // keys of the own block that indices name
