@@ -17,6 +17,32 @@
 namespace fa3::hopper {
 namespace catalogue {
 
+// A tile of `rows` queries and `keys` keys, with as many columns of V as of K. `of`: the rest of
+// its shape.
+constexpr Row tile_of(int columns, int rows, int keys, Shape of, const char* why,
+                      const Limits& limits = {}) {
+  of.head_dim = of.head_dim_v = columns;
+  of.block_m = rows;
+  of.block_n = keys;
+  return {.kernel = {.shape = of}, .limits = limits, .why = why};
+}
+constexpr Row with_v(Row row, int columns) {
+  row.kernel.shape.head_dim_v = columns;
+  return row;
+}
+constexpr Row at_cost(double row_cost, Row row) {
+  row.row_cost = row_cost;
+  return row;
+}
+constexpr Row with(Weights weights, Row row) {
+  row.kernel.weights = weights;
+  return row;
+}
+constexpr Row quantized(Row row) {
+  row.kernel.operands = Operands::kQuantizedCache;
+  return row;
+}
+
 // A split tile's Q is loaded after its first K: the room of another one is the pipeline's.
 constexpr Row in(Tiles tiles, Row row, Scores scores = Scores::kScaled) {
   row.kernel.tiles = tiles;
@@ -141,6 +167,8 @@ inline constexpr const char* kThreeKeepTensorCoresBusy =
     "three warpgroups keep the tensor cores busy";
 inline constexpr const char* kFewQueries =
     "few queries: memory is the bottleneck, two CTAs an SM hold what is on its way";
+inline constexpr const char* kFewLongQueries =
+    "few queries: memory is the bottleneck, the pipeline holds what is on its way";
 inline constexpr const char* kTileEach =
     "many sequences of a tile each: several CTAs an SM hide the latencies";
 inline constexpr const char* kOneQBuffer =
@@ -155,167 +183,67 @@ inline constexpr const char* kAllMasks = "masks and lengths of all kinds";
 
 // ---- Tiles by their columns ----
 
-inline constexpr Row k64x192{.kernel = {.shape = {.head_dim = 64,
-                                                  .head_dim_v = 64,
-                                                  .block_m = 192,
-                                                  .block_n = 128,
-                                                  .kv_stages = 8}},
-                             .why = kThreeShareSoftmax};
-inline constexpr auto kRows64 = join(
-    continued(k64x192),
-    varlen_and_capped({.kernel = {.shape = {.head_dim = 64,
-                                            .head_dim_v = 64,
-                                            .block_m = 64,
-                                            .block_n = 32,
-                                            .q_stages = 2,
-                                            .kv_stages = 4,
-                                            .ctas_per_sm = 3,
-                                            .ping_pong = false}},
-                       .limits = {.most_keys = 64, .most_rows = 512},
-                       .why = kTileEach}),
-    with_stream_k({.kernel = {.shape = {.head_dim = 64,
-                                        .head_dim_v = 64,
-                                        .block_m = 64,
-                                        .block_n = 128,
-                                        .kv_stages = 6,
-                                        .ctas_per_sm = 2,
-                                        .ping_pong = false}},
-                   .limits = {.most_rows = 64},
-                   .why = kFewQueries}),
-    with_stream_k({.kernel = {.shape = {.head_dim = 64,
-                                        .head_dim_v = 64,
-                                        .block_m = 128,
-                                        .block_n = 128,
-                                        .q_stages = 2,
-                                        .kv_stages = 8}},
-                   .limits = {.most_keys = 0},
-                   .row_cost = 1.25,  // for want of a third warpgroup
-                   .why = "where tiles of 192 rows are too few for the SMs, and to split them"}),
-    in_three_forms(k64x192));
+inline constexpr Row k64x192 = tile_of(64, 192, 128, {.kv_stages = 8}, kThreeShareSoftmax);
+inline constexpr auto kRows64 =
+    join(continued(k64x192),
+         varlen_and_capped(tile_of(
+             64, 64, 32, {.q_stages = 2, .kv_stages = 4, .ctas_per_sm = 3, .ping_pong = false},
+             kTileEach, {.most_keys = 64, .most_rows = 512})),
+         with_stream_k(tile_of(64, 64, 128, {.kv_stages = 6, .ctas_per_sm = 2, .ping_pong = false},
+                               kFewQueries, {.most_rows = 64})),
+         // The cost is for want of a third warpgroup.
+         with_stream_k(at_cost(
+             1.25, tile_of(64, 128, 128, {.q_stages = 2, .kv_stages = 8},
+                           "where tiles of 192 rows are too few for the SMs, and to split them",
+                           {.most_keys = 0}))),
+         in_three_forms(k64x192));
 
 inline constexpr auto kRows96 =
-    in_three_forms({.kernel = {.shape = {.head_dim = 96,
-                                         .head_dim_v = 96,
-                                         .block_m = 192,
-                                         .block_n = 96,
-                                         .kv_stages = 8,
-                                         .ping_pong = false}},
-                    .why = "three warpgroups, as many keys a step as their registers hold"});
+    in_three_forms(tile_of(96, 192, 96, {.kv_stages = 8, .ping_pong = false},
+                           "three warpgroups, as many keys a step as their registers hold"));
 
-inline constexpr Row k128x192{.kernel = {.shape = {.head_dim = 128,
-                                                   .head_dim_v = 128,
-                                                   .block_m = 192,
-                                                   .block_n = 80,
-                                                   .kv_stages = 8}},
-                              .why = kThreeKeepTensorCoresBusy};
-inline constexpr auto kRows128 =
-    join(continued(k128x192),
-         varlen_and_capped({.kernel = {.shape = {.block_m = 64,
-                                                 .block_n = 32,
-                                                 .q_stages = 2,
-                                                 .kv_stages = 4,
-                                                 .ctas_per_sm = 2,
-                                                 .ping_pong = false}},
-                            .limits = {.most_keys = 64, .most_rows = 512},
-                            .why = kTileEach}),
-         with_stream_k({.kernel = {.shape = {.block_m = 64,
-                                             .block_n = 64,
-                                             .kv_stages = 5,
-                                             .ctas_per_sm = 2,
-                                             .ping_pong = false}},
-                        .limits = {.most_rows = 64},
-                        .why = kFewQueries}),
-         with_stream_k(
-             {.kernel = {.shape = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5}},
-              .limits = {.most_keys = 1535},
-              .row_cost = 1.1,
-              .why = "short sequences: 192 rows are too coarse a grain"}),
-         in_three_forms(k128x192));
+inline constexpr Row k128x192 = tile_of(128, 192, 80, {.kv_stages = 8}, kThreeKeepTensorCoresBusy);
+inline constexpr auto kRows128 = join(
+    continued(k128x192),
+    varlen_and_capped(tile_of(128, 64, 32,
+                              {.q_stages = 2, .kv_stages = 4, .ctas_per_sm = 2, .ping_pong = false},
+                              kTileEach, {.most_keys = 64, .most_rows = 512})),
+    with_stream_k(tile_of(128, 64, 64, {.kv_stages = 5, .ctas_per_sm = 2, .ping_pong = false},
+                          kFewQueries, {.most_rows = 64})),
+    with_stream_k(at_cost(
+        1.1, tile_of(128, 128, 128, {.q_stages = 2, .kv_stages = 5},
+                     "short sequences: 192 rows are too coarse a grain", {.most_keys = 1535}))),
+    in_three_forms(k128x192));
 
-inline constexpr Row k192By128{.kernel = {.shape = {.head_dim = 192,
-                                                    .head_dim_v = 128,
-                                                    .block_m = 128,
-                                                    .block_n = 112,
-                                                    .kv_stages = 4}},
-                               .why = kOneQBuffer};
-inline constexpr Row k192{.kernel = {.shape = {.head_dim = 192,
-                                               .head_dim_v = 192,
-                                               .block_m = 128,
-                                               .block_n = 80,
-                                               .kv_stages = 5}},
-                          .why = kOneQBuffer};
-inline constexpr Row k256{.kernel = {.shape = {.head_dim = 256,
-                                               .head_dim_v = 256,
-                                               .block_m = 128,
-                                               .block_n = 64,
-                                               .kv_stages = 5}},
-                          .why = kOneQBuffer};
-inline constexpr auto kRows256 = join(
-    with_stream_k(
-        {.kernel = {.shape = {.head_dim = 256,
-                              .head_dim_v = 256,
-                              .block_m = 64,
-                              .block_n = 64,
-                              .kv_stages = 6,
-                              .ping_pong = false}},
-         .limits = {.most_rows = 64},
-         .why = "few queries: memory is the bottleneck, the pipeline holds what is on its way"}),
-    with_stream_k(k256));
+inline constexpr Row k192By128 = with_v(tile_of(192, 128, 112, {.kv_stages = 4}, kOneQBuffer), 128);
+inline constexpr Row k192 = tile_of(192, 128, 80, {.kv_stages = 5}, kOneQBuffer);
+inline constexpr Row k256 = tile_of(256, 128, 64, {.kv_stages = 5}, kOneQBuffer);
+inline constexpr auto kRows256 =
+    join(with_stream_k(tile_of(256, 64, 64, {.kv_stages = 6, .ping_pong = false}, kFewLongQueries,
+                               {.most_rows = 64})),
+         with_stream_k(k256));
 
 // ---- Quantized caches: K and V have half the bytes, so half as many wait in shared memory ----
 
-inline constexpr auto kCacheRows = join(
-    of_cache({.kernel = {.shape = {.head_dim = 64,
-                                   .head_dim_v = 64,
-                                   .block_m = 64,
-                                   .block_n = 144,
-                                   .kv_stages = 3,
-                                   .loaded_stages = 5,
-                                   .ctas_per_sm = 2,
-                                   .ping_pong = false},
-                         .operands = Operands::kQuantizedCache},
-              .limits = {.most_rows = 64},
-              .why = kLongTiles}),
-    split_and_capped({.kernel = {.shape = {.head_dim = 64,
-                                           .head_dim_v = 64,
-                                           .block_m = 128,
-                                           .block_n = 128,
-                                           .kv_stages = 6,
-                                           .loaded_stages = 6},
-                                 .operands = Operands::kQuantizedCache},
-                      .why = kDequantizers}),
-    of_cache({.kernel = {.shape = {.block_m = 64,
-                                   .block_n = 80,
-                                   .kv_stages = 3,
-                                   .loaded_stages = 3,
-                                   .ctas_per_sm = 2,
-                                   .ping_pong = false},
-                         .operands = Operands::kQuantizedCache},
-              .limits = {.most_rows = 64},
-              .why = kLongTiles}),
-    split_and_capped(
-        {.kernel = {.shape = {.block_m = 128, .block_n = 128, .kv_stages = 4, .loaded_stages = 4},
-                    .operands = Operands::kQuantizedCache},
-         .why = kDequantizers}),
-    of_cache(
-        {.kernel = {.shape = {.head_dim = 256,
-                              .head_dim_v = 256,
-                              .block_m = 64,
-                              .block_n = 64,
-                              .kv_stages = 4,
-                              .loaded_stages = 4,
-                              .ping_pong = false},
-                    .operands = Operands::kQuantizedCache},
-         .limits = {.most_rows = 64},
-         .why = "few queries: memory is the bottleneck, the pipeline holds what is on its way"}),
-    split_and_capped({.kernel = {.shape = {.head_dim = 256,
-                                           .head_dim_v = 256,
-                                           .block_m = 128,
-                                           .block_n = 64,
-                                           .kv_stages = 3,
-                                           .loaded_stages = 4},
-                                 .operands = Operands::kQuantizedCache},
-                      .why = kDequantizers}));
+inline constexpr auto kCacheRows = [] {
+  const Shape long_tiles = {
+      .kv_stages = 3, .loaded_stages = 3, .ctas_per_sm = 2, .ping_pong = false};
+  Shape more_loaded = long_tiles;
+  more_loaded.loaded_stages = 5;
+  const Limits few_rows = {.most_rows = 64};
+  return join(
+      of_cache(quantized(tile_of(64, 64, 144, more_loaded, kLongTiles, few_rows))),
+      split_and_capped(
+          quantized(tile_of(64, 128, 128, {.kv_stages = 6, .loaded_stages = 6}, kDequantizers))),
+      of_cache(quantized(tile_of(128, 64, 80, long_tiles, kLongTiles, few_rows))),
+      split_and_capped(
+          quantized(tile_of(128, 128, 128, {.kv_stages = 4, .loaded_stages = 4}, kDequantizers))),
+      of_cache(
+          quantized(tile_of(256, 64, 64, {.kv_stages = 4, .loaded_stages = 4, .ping_pong = false},
+                            kFewLongQueries, few_rows))),
+      split_and_capped(
+          quantized(tile_of(256, 128, 64, {.kv_stages = 3, .loaded_stages = 4}, kDequantizers))));
+}();
 
 constexpr Row in_varlen_capped(const Row& row) {
   return in(Tiles::kVarlen, row, Scores::kCapped);
@@ -333,96 +261,38 @@ constexpr auto transposing(Row tile, Needs only_for) {
   tile.why = "short sequences, whose V is transposed in the kernel";
   return alone(tile);
 }
-inline constexpr Row kE4m3Of128{
-    .kernel = {.shape = {.block_m = 128, .block_n = 128, .kv_stages = 8, .ping_pong = false},
-               .operands = Operands::kE4m3,
-               .sum = Sum::kPromoted},
-    .limits = {.most_keys = 1535},
-    .why = "short sequences: 192 keys are too coarse a grain"};
-inline constexpr Row kE4m3Of256{
-    .kernel = {.shape = {.head_dim = 256,
-                         .head_dim_v = 256,
-                         .block_m = 128,
-                         .block_n = 128,
-                         .kv_stages = 4,
-                         .ping_pong = false},
-               .operands = Operands::kE4m3,
-               .sum = Sum::kPromoted},
-    .why = "two warpgroups; the earlier parts of O leave room for four stages"};
-inline constexpr auto kE4m3Rows = join(
-    alone({.kernel = {.shape = {.head_dim = 64,
-                                .head_dim_v = 64,
-                                .block_m = 192,
-                                .block_n = 128,
-                                .kv_stages = 8,
-                                .ping_pong = false},
-                      .operands = Operands::kE4m3,
-                      .sum = Sum::kPromoted},
-           .why = "softmax is the bottleneck: three warpgroups share it"}),
-    alone(in_varlen_capped(
-        {.kernel = {.shape = {.head_dim = 64,
-                              .head_dim_v = 64,
-                              .block_m = 128,
-                              .block_n = 128,
-                              .kv_stages = 8,
-                              .ping_pong = false},
-                    .operands = Operands::kE4m3,
-                    .sum = Sum::kPromoted},
-         .why = "masks and lengths of all kinds; two warpgroups, whose registers hold them"})),
-    transposing(kE4m3Of128, {Need::kMasked}), alone(kE4m3Of128),
-    alone({.kernel = {.shape = {.block_m = 128, .block_n = 192, .kv_stages = 5, .ping_pong = false},
-                      .operands = Operands::kE4m3,
-                      .sum = Sum::kPromoted},
-           .why = "softmax is the bottleneck: as many keys a step as registers hold"}),
-    alone(in_varlen_capped(
-        {.kernel = {.shape = {.block_m = 128, .block_n = 128, .kv_stages = 7, .ping_pong = false},
-                    .operands = Operands::kE4m3,
-                    .sum = Sum::kPromoted},
-         .why = kAllMasks})),
-    alone({.kernel = {.shape = {.head_dim = 192,
-                                .head_dim_v = 192,
-                                .block_m = 128,
-                                .block_n = 128,
-                                .kv_stages = 4,
-                                .ping_pong = false},
-                      .operands = Operands::kE4m3,
-                      .sum = Sum::kPromoted},
-           .why = "two warpgroups; O leaves room for four stages"}),
-    alone(in_varlen_capped({.kernel = {.shape = {.head_dim = 192,
-                                                 .head_dim_v = 192,
-                                                 .block_m = 128,
-                                                 .block_n = 64,
-                                                 .kv_stages = 6,
-                                                 .ping_pong = false},
-                                       .operands = Operands::kE4m3,
-                                       .sum = Sum::kPromoted},
-                            .why = kAllMasks})),
-    transposing(kE4m3Of256, {}), alone(kE4m3Of256),
-    alone(in_varlen_capped({.kernel = {.shape = {.head_dim = 256,
-                                                 .head_dim_v = 256,
-                                                 .block_m = 128,
-                                                 .block_n = 64,
-                                                 .kv_stages = 4,
-                                                 .ping_pong = false},
-                                       .operands = Operands::kE4m3,
-                                       .sum = Sum::kPromoted},
-                            .why = kAllMasks})));
+constexpr Row e4m3_of(int columns, int rows, int keys, int stages, const char* why,
+                      const Limits& limits = {}) {
+  Row row = tile_of(columns, rows, keys, {.kv_stages = stages, .ping_pong = false}, why, limits);
+  row.kernel.operands = Operands::kE4m3;
+  row.kernel.sum = Sum::kPromoted;
+  return row;
+}
+inline constexpr Row kE4m3Of128 = e4m3_of(
+    128, 128, 128, 8, "short sequences: 192 keys are too coarse a grain", {.most_keys = 1535});
+inline constexpr Row kE4m3Of256 =
+    e4m3_of(256, 128, 128, 4, "two warpgroups; the earlier parts of O leave room for four stages");
+inline constexpr auto kE4m3Rows =
+    join(alone(e4m3_of(64, 192, 128, 8, "softmax is the bottleneck: three warpgroups share it")),
+         alone(in_varlen_capped(
+             e4m3_of(64, 128, 128, 8,
+                     "masks and lengths of all kinds; two warpgroups, whose registers hold them"))),
+         transposing(kE4m3Of128, {Need::kMasked}), alone(kE4m3Of128),
+         alone(e4m3_of(128, 128, 192, 5,
+                       "softmax is the bottleneck: as many keys a step as registers hold")),
+         alone(in_varlen_capped(e4m3_of(128, 128, 128, 7, kAllMasks))),
+         alone(e4m3_of(192, 128, 128, 4, "two warpgroups; O leaves room for four stages")),
+         alone(in_varlen_capped(e4m3_of(192, 128, 64, 6, kAllMasks))), transposing(kE4m3Of256, {}),
+         alone(kE4m3Of256), alone(in_varlen_capped(e4m3_of(256, 128, 64, 4, kAllMasks))));
 
 // ---- Dropout: a thread's draws are those of one head, so that tiles are whole and no two heads
 // share one. Blocks of keys are multiples of 16, as draws are ----
 
 inline constexpr auto kDropoutRows = [] {
-  const Row of_128{
-      .kernel = {.shape = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5}},
-      .why = kDraws};
-  auto rows = join(alone(k64x192),
-                   alone(in(Tiles::kVarlen, {.kernel = {.shape = {.head_dim = 64,
-                                                                  .head_dim_v = 64,
-                                                                  .block_m = 128,
-                                                                  .block_n = 128,
-                                                                  .kv_stages = 8}},
-                                             .why = kDraws})),
-                   in_three_forms(of_128), varlen_and_capped(k256));
+  const Row of_64 = tile_of(64, 128, 128, {.kv_stages = 8}, kDraws);
+  const Row of_128 = tile_of(128, 128, 128, {.q_stages = 2, .kv_stages = 5}, kDraws);
+  auto rows = join(alone(k64x192), alone(in(Tiles::kVarlen, of_64)), in_three_forms(of_128),
+                   varlen_and_capped(k256));
   for (Row& row : rows) row.kernel.weights = Weights::kDropped;
   return rows;
 }();
@@ -430,33 +300,24 @@ inline constexpr auto kDropoutRows = [] {
 // ---- Lists of a block mask: a tile is a row of blocks of the mask, and each step one of its
 // blocks, or half of one ----
 
-inline constexpr Row kListed64{.kernel = {.shape = {.head_dim = 64,
-                                                    .head_dim_v = 64,
-                                                    .block_m = 128,
-                                                    .block_n = 128,
-                                                    .q_stages = 2,
-                                                    .kv_stages = 8},
-                                          .weights = Weights::kMaskBits},
-                               .why = "few tiles: the longest has an SM of its own"};
-inline constexpr Row kListed128{
-    .kernel = {.shape = {.block_m = 128, .block_n = 128, .kv_stages = 5},
-               .weights = Weights::kMaskBits},
-    .why = "two warpgroups share a block of the mask"};
-inline constexpr auto kListedRows =
-    join(dense_and_varlen({.kernel = {.shape = {.head_dim = 64,
-                                                .head_dim_v = 64,
-                                                .block_m = 128,
-                                                .block_n = 64,
-                                                .q_stages = 2,
-                                                .kv_stages = 8,
-                                                .ctas_per_sm = 2,
-                                                .overlaps = false,
-                                                .ping_pong = false},
-                                      .weights = Weights::kMaskBits},
-                           .limits = {.more_tiles_than_ctas = true},
-                           .why = "a row of blocks is work for two warpgroups: two CTAs of them "
-                                  "keep tensor cores busier than one that overlaps"}),
-         dense_and_varlen(kListed64), dense_and_varlen(kListed128));
+inline constexpr Row kListed64 =
+    with(Weights::kMaskBits, tile_of(64, 128, 128, {.q_stages = 2, .kv_stages = 8},
+                                     "few tiles: the longest has an SM of its own"));
+inline constexpr Row kListed128 =
+    with(Weights::kMaskBits,
+         tile_of(128, 128, 128, {.kv_stages = 5}, "two warpgroups share a block of the mask"));
+inline constexpr auto kListedRows = join(
+    dense_and_varlen(with(Weights::kMaskBits,
+                          tile_of(64, 128, 64,
+                                  {.q_stages = 2,
+                                   .kv_stages = 8,
+                                   .ctas_per_sm = 2,
+                                   .overlaps = false,
+                                   .ping_pong = false},
+                                  "a row of blocks is work for two warpgroups: two CTAs of them "
+                                  "keep tensor cores busier than one that overlaps",
+                                  {.more_tiles_than_ctas = true}))),
+    dense_and_varlen(kListed64), dense_and_varlen(kListed128));
 
 // ---- Score functions. Three warpgroups have registers for functions that capture nothing, or add
 // lines or runs to the score; others spill there (ptxas -v), but for tiles of a captured tensor,
@@ -466,20 +327,14 @@ constexpr Row because(const char* why, Row tile) {
   tile.why = why;
   return tile;
 }
-inline constexpr Row kScored64{.kernel = {.shape = {.head_dim = 64,
-                                                    .head_dim_v = 64,
-                                                    .block_m = 128,
-                                                    .block_n = 128,
-                                                    .kv_stages = 8}},
-                               .why = kFunction};
-inline constexpr Row kScored128{
-    .kernel = {.shape = {.block_m = 128, .block_n = 128, .q_stages = 2, .kv_stages = 5}},
-    .why = kFunction};
+inline constexpr Row kScored64 = tile_of(64, 128, 128, {.kv_stages = 8}, kFunction);
+inline constexpr Row kScored128 =
+    tile_of(128, 128, 128, {.q_stages = 2, .kv_stages = 5}, kFunction);
 inline constexpr auto kScoreRows =
     join(at_run_time(k64x192, kSimpleScores | kMovingScores), at_run_time(kScored64, kAllScores),
          at_run_time(k128x192, kSimpleScores), at_run_time(k128x192, kMovingScores, kManyKeys),
-         at_run_time({.kernel = {.shape = {.block_m = 192, .block_n = 64, .kv_stages = 6}},
-                      .why = "longer tiles of queries read keys and values less often"},
+         at_run_time(tile_of(128, 192, 64, {.kv_stages = 6},
+                             "longer tiles of queries read keys and values less often"),
                      {Need::kScoreTile}, kManyKeys),
          at_run_time(kScored128, kAllScores), at_run_time(k192By128, kAllScores),
          at_run_time(k192, kAllScores), at_run_time(k256, kAllScores),
