@@ -277,6 +277,10 @@ __global__ void __launch_bounds__(kTileThreads, ctas_of_tiles(kDim))
   if (s.last_first) index = counts[tensor] - 1 - index;
   const unsigned place = index / heads;
   const Block block(s.p, place / s.blocks, index % heads, place % s.blocks);
+  if (block.num_rows == 0 && !s.p.y_transposed.on) {  // most, where one sequence is far the longest
+    if (threadIdx.x == 0) *s.p.descale.at(block.sequence, block.head, block.index) = kSmallestScale;
+    return;
+  }
   QuantizeTileThread<T, kDim> thread(s, block);
   thread.run(words, largest_of_warps);
 }
