@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order of tiles and the key blocks of each, against brute force.
 
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
