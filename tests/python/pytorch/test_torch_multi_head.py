@@ -66,8 +66,8 @@ def made(module, device):
 
 
 def same(actual, expected):
-    error = 2e-2 if expected.dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(actual, expected, rtol=0, atol=error)
+    absolute, relative = (2e-2, 2**-6) if expected.dtype == torch.bfloat16 else (1e-5, 0)
+    torch.testing.assert_close(actual, expected, rtol=relative, atol=absolute)
 
 
 @pytest.mark.filterwarnings("error:fa3 leaves")
