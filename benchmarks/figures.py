@@ -236,6 +236,85 @@ def timeline(rows: list[dict]):
     return figure
 
 
+# ---- Training with several attentions (convergence.py) ----
+
+OF_RUNS = {
+    "bf16": "#e8590c",
+    "sdpa": "#3b82f6",
+    "fp8": "#0c8599",
+    "quantized": "#74b816",
+    "no-mean": "#c2255c",
+    "half-dk": "#ae3ec9",
+}
+
+
+def convergence(rows: list[dict]):
+    """Losses, their distance from the bf16 run of the seed, and gradients by layer."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    losses, apart, layers = figure.subplots(1, 3)
+    runs = plot.grouped([r for r in rows if r["what"] == "loss"], "attention", "seed")
+    for (attention, seed), members in runs.items():
+        tokens = [row["tokens"] / 1e6 for row in members]
+        colour, base = OF_RUNS[attention], runs.get(("bf16", seed))
+        losses.plot(tokens, [row["held_out"] for row in members], color=colour, lw=1)
+        if base and attention != "bf16":
+            both = zip(members, base, strict=True)
+            apart.plot(tokens, [a["held_out"] - b["held_out"] for a, b in both], color=colour, lw=1)
+    compared = [row for row in rows if row["what"] == "gradient"]
+    last = max(row["step"] for row in compared)
+    for row in compared:
+        if row["step"] == last:
+            for which, dashes in (("q", "-"), ("k", "--"), ("v", ":")):
+                layers.plot(row["error"][which], dashes, color=OF_RUNS[row["attention"]], lw=1.2)
+    layers.set_yscale("log")
+    losses.set(title="held-out loss", xlabel="million tokens", ylabel="nats a byte")
+    apart.set(title="less that of bf16, same seed", xlabel="million tokens")
+    layers.set(title=f"error of gradients, step {last}", xlabel="layer (q -, k --, v :)")
+    used = dict.fromkeys(attention for attention, _ in runs)
+    handles = [Line2D([], [], color=OF_RUNS[name], label=name) for name in used]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+# ---- The order of a step's instructions (tools/instruction_order.py) ----
+
+LANES = {  # letters of an order, what they are, colour
+    "Q": ("Q K^T", "#2a78d6"),
+    "P": ("P V", "#e8590c"),
+    "f": ("FFMA", "#9a9890"),
+    "x": ("exponential", "#2f9e44"),
+    "a": ("FADD", "#9a9890"),
+    "c": ("to 16 bits", "#ae3ec9"),
+    "bt.": ("other", "#c8c6be"),
+}
+
+
+def instruction_order(rows: list[dict]):
+    """A panel for each kernel: a mark for each instruction, and bands while products are open."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.9 * len(rows) + 0.3), layout="constrained")
+    for panel, row in zip(figure.subplots(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
+        order = row["order"]
+        waits = {"Q": order.index("1"), "P": order.index("0")}
+        for lane, (letters, (_, colour)) in enumerate(LANES.items()):
+            at = [place for place, letter in enumerate(order) if letter in letters]
+            panel.eventplot([at], lineoffsets=lane, linelengths=0.8, linewidths=1.3, colors=colour)
+            if wait := waits.get(letters):
+                panel.axvspan(at[0], wait, color=colour, alpha=0.12, lw=0)
+                panel.plot([wait], [lane], ">", color=colour, ms=7)
+        panel.set_yticks(range(len(LANES)), [name for name, _ in LANES.values()])
+        panel.invert_yaxis()
+        panel.grid(visible=False)
+        panel.set_xlim(-1, len(order))
+        panel.set_title(f"{row['head_dim']} columns, tiles of {row['tile']}", fontsize=10)
+    panel.set_xlabel("instructions of a consumer warp in one step, in the order of issue")
+    return figure
+
+
 # ---- Block masks ----
 
 OF_BLOCKS = {".": None, "+": "#f0a36b", "#": "#e8590c"}  # hidden, seen in part, full
@@ -243,11 +322,13 @@ OF_PASSES = {"fwd": "forward", "bwd": "backward"}
 
 
 def mask_kinds(rows: list[dict]):
-    """A column for each kind: its blocks, and both passes' speed beside FlexAttention's."""
+    """A column for each kind: its blocks, and both passes' speed beside FlexAttention's, at the
+    largest head dim."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
-    kinds = plot.grouped(rows, "case")
+    widest = max(row["head_dim"] for row in rows)
+    kinds = plot.grouped([row for row in rows if row["head_dim"] == widest], "case")
     figure = Figure(figsize=(2.1 * len(kinds) + 0.5, 4.2), layout="constrained")
     panels = figure.subplots(2, len(kinds), squeeze=False, height_ratios=(1.3, 1), sharey="row")
     colours = ListedColormap([colour or "none" for colour in OF_BLOCKS.values()])
@@ -271,23 +352,44 @@ def mask_kinds(rows: list[dict]):
     return figure
 
 
+def mask_ratios(rows: list[dict]) -> list[str]:
+    """TFLOP/s of fa3 and how many times FlexAttention's, by mask, head dim and pass."""
+    speed = {
+        (r["case"], r["head_dim"], r["pass"], r["engine"]): r["tflops"]
+        for r in rows
+        if "tflops" in r
+    }
+    columns = list(dict.fromkeys(key[1:3] for key in speed))
+    found = []
+    for case in dict.fromkeys(key[0] for key in speed):
+        cell = [case]
+        for column in columns:
+            ours, theirs = (speed.get((case, *column, x)) for x in ("fa3", "FlexAttention"))
+            cell.append(f"{ours:.0f}" + (f" ({ours / theirs:.2f})" if theirs else ""))
+        found.append(cell)
+    titles = [f"d{dim} {OF_PASSES[which]}" for dim, which in columns]
+    return table(["TFLOP/s (over FlexAttention)", *titles], found)
+
+
 # ---- The rest ----
 
 
 def models(rows: list[dict]) -> list[str]:
+    base = "standard" if any(row["engine"] == "standard" for row in rows) else "sdpa"
     cells = plot.grouped(rows, "size", "batch", "context")
     found = []
     for (size, batch, context), members in cells.items():
-        standard = next((r.get("median_ms") for r in members if r["engine"] == "standard"), None)
+        slowest = next((r.get("median_ms") for r in members if r["engine"] == base), None)
         for row in members:
             if "median_ms" in row:
-                over = f"{standard / row['median_ms']:.2f}" if standard else "standard does not run"
+                over = f"{slowest / row['median_ms']:.2f}" if slowest else f"{base} does not run"
                 peak = f"{row['peak_bytes'] / 2**30:.1f}"
                 cell = [f"{row['median_ms']:.1f}", f"{row['tokens_per_second']:,.0f}", over, peak]
             else:
                 cell = ["does not run", "", "", ""]
             found.append([size, f"{batch} x {context}", name_of(row["engine"]), *cell])
-    titles = ["model", "batch x tokens", "attention", "ms", "tokens/s", "over standard", "peak GiB"]
+    over = "over standard" if base == "standard" else f"over {name_of(base)}"
+    titles = ["model", "batch x tokens", "attention", "ms", "tokens/s", over, "peak GiB"]
     return table(titles, found)
 
 
@@ -313,7 +415,8 @@ def steps(rows: list[dict]) -> list[str]:
     for row in rows:
         padded = ", padded" * row["padded"]
         what = [row["layers"], row["pass"] + padded, f"{row['batch']} x {row['context']}"]
-        what.append(row["engine"] + ", compiled" * row["compiled"])
+        mode = row["compiled"]
+        what.append(row["engine"] + (f", compiled ({mode})" if mode else ""))
         if "median_ms" in row:
             times = [f"{row[name]:.1f}" for name in ("median_ms", "host_ms")]
             cell = [*times, f"{row['peak_bytes'] / 2**30:.1f}", row.get("waits", "")]
