@@ -28,6 +28,7 @@ SIZES = {  # layers, heads, width, context
     "124M": Size(12, 12, 768, 0, VOCABULARY),
     "355M": Size(24, 16, 1024, 0, VOCABULARY),
     "774M": Size(36, 20, 1280, 0, VOCABULARY),
+    "XL": Size(48, 25, 1600, 0, VOCABULARY),
 }
 
 

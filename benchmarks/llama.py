@@ -2,7 +2,7 @@
 """A Llama of Hugging Face Transformers with each attn_implementation, on random weights.
 
     python3 benchmarks/llama.py --layers 1,8,32 --work training,prefill --context 2048 --batch 2
-    python3 benchmarks/llama.py --layers 1 --work training --compile --attention sdpa,fa3
+    python3 benchmarks/llama.py --layers 1 --work training --compile no,default --attention sdpa,fa3
     python3 benchmarks/llama.py --layers 32 --work decode --context 4096 --batch 1,16,64
     python3 benchmarks/llama.py --device cpu --size tiny --layers 2 --work training,prefill,decode
 
@@ -14,7 +14,9 @@ many as --layers says. One model for all attentions, timed as harness.py says. A
     host_ms       until the host has queued the whole call
     peak_bytes    memory in use at most, weights and cache among it
     waits         how often the host waits for the device in one call (CUDA alone); where: printed
-    graph_breaks  with --compile (torch.compile(model)): of the first call; and `graphs`
+    compiled      false, or torch.compile's mode; each cell is compiled for its own shape
+    first_s       seconds of the first call, what is compiled in it among them
+    graph_breaks  of a compiled model's first call; and `graphs`
     differs       the last logits, from the first attention's, relative to their size
 """
 
@@ -134,16 +136,18 @@ WORK = {"training": training, "prefill": prefill, "decode": decode}
 
 
 class Contender:
-    """A contender of harness.py: the model's work with one attention."""
+    """A contender of harness.py: the model's work with one attention, compiled or not."""
 
-    def __init__(self, name, model, work):
-        self.name, self.model, self.work = name, model, work
-        self.implementation = "sdpa" if name in BACKENDS else name
+    def __init__(self, engine, mode, model, work):
+        self.engine, self.model, self.work = engine, model, work
+        self.compiled = mode != "no" and mode
+        self.name = engine + f", {mode}" * bool(self.compiled)
+        self.implementation = "sdpa" if engine in BACKENDS else engine
         self.host_ms = []
 
     def __call__(self):
         self.model.set_attn_implementation(self.implementation)
-        chosen = sdpa_kernel(BACKENDS[self.name]) if self.name in BACKENDS else nullcontext()
+        chosen = sdpa_kernel(BACKENDS[self.engine]) if self.engine in BACKENDS else nullcontext()
         start = time.perf_counter()
         with chosen:
             found = self.work()
@@ -164,23 +168,26 @@ class Contender:
         ]
 
 
-def first_calls(contenders: list, compiled: bool) -> dict:
+def first_calls(contenders: list) -> dict:
     """By name: what a row says besides times; "left_out" is why a contender cannot run."""
     found, expected = {}, None
     for one in contenders:
         torch._dynamo.utils.counters.clear()
         try:
+            start = time.perf_counter()
             logits = one().float()
             expected = logits if expected is None else expected
             columns = {"differs": float((logits - expected).norm() / expected.norm())}
-            if compiled:
+            columns["first_s"] = time.perf_counter() - start
+            if one.compiled:
                 counted = torch._dynamo.utils.counters
                 columns["graph_breaks"] = sum(counted["graph_break"].values())
                 columns["graphs"] = counted["stats"]["unique_graphs"]
+            print(f"{one.name}: {columns}", flush=True)
             if logits.is_cuda:
                 places = one.waits()
                 columns["waits"] = len(places)
-                print(f"{one.name} waits at: {', '.join(places) or 'no line'}")
+                print(f"{one.name} waits at: {', '.join(places) or 'no line'}", flush=True)
             found[one.name] = columns
         except RuntimeError as error:
             found[one.name] = {"left_out": str(error).splitlines()[0]}
@@ -205,25 +212,32 @@ def parse_arguments():
         "--attention", type=words, default=["sdpa", "eager", "fa3"], metavar="LIST",
         help=f"of {', '.join(ATTENTIONS)}"
     )  # fmt: skip
-    parser.add_argument("--compile", action="store_true", help="torch.compile(model)")
+    parser.add_argument(
+        "--compile", type=words, default=["no"], metavar="LIST",
+        help="no, and modes of torch.compile(model): default, reduce-overhead, max-autotune"
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     return parser.parse_args()
 
 
 def cell_rows(model, work, batch, context, padded, arguments) -> list[dict]:
-    call = torch.compile(model) if arguments.compile else model
-    made = WORK[work](model, call, batch, context, bool(padded), arguments.cache)
-    contenders = [Contender(name, model, made) for name in arguments.attention]
-    found = first_calls(contenders, arguments.compile)
+    contenders = []
+    torch._dynamo.reset()  # else another shape than the last cell's makes sizes dynamic
+    for mode in arguments.compile:
+        call = model if mode == "no" else torch.compile(model, mode=mode)
+        torch.manual_seed(0)
+        made = WORK[work](model, call, batch, context, bool(padded), arguments.cache)
+        contenders += [Contender(name, mode, model, made) for name in arguments.attention]
+    found = first_calls(contenders)
     ready = [one for one in contenders if "left_out" not in found[one.name]]
     timed = measure(ready, arguments.device, arguments.rounds)
     rows = []
     for one in contenders:
         row = {
-            "engine": one.name, "pass": work, "size": arguments.size, "batch": batch,
+            "engine": one.engine, "pass": work, "size": arguments.size, "batch": batch,
             "layers": model.config.num_hidden_layers, "context": context, "padded": bool(padded),
-            "compiled": arguments.compile, **found[one.name], **timed.get(one.name, {}),
+            "compiled": one.compiled, **found[one.name], **timed.get(one.name, {}),
         }  # fmt: skip
         if work == "decode":
             row["cache"] = arguments.cache
@@ -251,11 +265,12 @@ def main():
                         **row
                     )
                     said += f", waits {row.get('waits')}, differs {row['differs']:.1e}"
-                    said += f", breaks {row['graph_breaks']}" if arguments.compile else ""
+                    said += f", breaks {row['graph_breaks']}" if row["compiled"] else ""
                 else:
                     said = row["left_out"]
                 where = f"{layers} layers {work} {batch} x {context} padded {padded}"
-                print(f"{where} {row['engine']}: {said}", flush=True)
+                name = row["engine"] + f", {row['compiled']}" * bool(row["compiled"])
+                print(f"{where} {name}: {said}", flush=True)
                 write_rows(arguments.json, [row | versions | provenance(arguments.device)])
         del model
 

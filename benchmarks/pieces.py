@@ -56,6 +56,11 @@ ABLATION = (
     "fp16, 4 sequences of 8448 tokens, no mask, hidden size 2048. `tutorial` is "
     "src/engine/hopper/tutorial/plain_kernel.cuh; a variant differs from it in one idea."
 )
+BLOCK_MASKS = (
+    "One sequence of 8,192 tokens, hidden size 2048, maps of blocks of 128 x 128 beside "
+    "FlexAttention, which torch compiles, with the same mask. TFLOP/s over visible pairs. The "
+    "picture has heads of 128."
+)
 MASKS = "TFLOP/s over visible pairs of a query and a key; ragged batches are packed (cu_seqlens)."
 
 
@@ -69,10 +74,11 @@ def on_cuda(quick: bool) -> list[Piece]:
     each = "1 --head-dim 128" if quick else "3 --head-dim 64,128,256"
     sizes = "124M" if quick else "124M,355M"
     all_sizes = "124M" if quick else "124M,355M,774M"
+    four_sizes = "124M" if quick else f"{all_sizes},XL"
     bars, errors = figures.bars, figures.errors
     wide = "--device cuda --dtype bf16 --head-dim 192:128 --heads 16 --tokens 16384 --seqlen "
     wide += f"{lengths} --rounds {rounds}"
-    layers, depths = ("8", "1,8") if quick else ("32", "1,8,32")
+    layers, depths, few = ("8", "1,8", "1") if quick else ("32", "1,8,32", "1,4")
     everything = "sdpa,eager,fa3,flash_fa3,fa3_flex"
     # Triton compiles for long; its backward takes four minutes (rivals.py --triton).
     all_of_them = "--standard" if quick else "--standard --triton"
@@ -93,6 +99,10 @@ def on_cuda(quick: bool) -> list[Piece]:
               f"masks.py {heads}", 30, figures.cases, figures.case_ratios),
         Piece("masks-backward", "Windows, softcap, sinks, ragged batches: backward", MASKS,
               f"masks.py --pass bwd {heads}", 40, figures.cases, figures.case_ratios),
+        Piece("block-masks", "Block masks", BLOCK_MASKS,
+              "block_masks.py --seqlen 8192 --head-dim 64,128 --cases "
+              f"causal,documents,prefix,chunks,window,dilated --rounds {rounds}",
+              60, figures.mask_kinds, figures.mask_ratios),
         Piece("quantizer", "The quantizer", "GB/s of a call and of a copy beside it.",
               "quantizer.py", 15, None, figures.quantizer),
         Piece("decode", "Decoding", DECODE,
@@ -107,6 +117,9 @@ def on_cuda(quick: bool) -> list[Piece]:
         Piece("training", "Training GPT-2", GPT,
               f"gpt.py --size {sizes} --context 1024,4096,16384 --tokens 16384 --rounds {rounds}",
               60, None, figures.models),
+        Piece("training-sizes", "Training GPT-2, four sizes", GPT,
+              f"gpt.py --size {four_sizes} --context 1024,2048 --tokens 16384 --attention fa3,sdpa "
+              "--rounds 3", 40, None, figures.models),
         Piece("training-dropout", "Training GPT-2 with dropout", f"{GPT} {DROPOUT}",
               f"gpt.py --size {all_sizes} --context 1024,4096 --tokens 16384 --dropout 0.1 "
               f"--attention fa3,fa2,cudnn,standard --rounds {rounds}", 60, None, figures.models),
@@ -125,14 +138,18 @@ def on_cuda(quick: bool) -> list[Piece]:
               f"llama.py --layers {depths} --work training,prefill --batch 2 --context 2048 "
               f"--padded 0,1 --attention {everything} --rounds 3", 90, None, figures.steps),
         Piece("steps-compiled", "Transformers: compiled", f"{STEPS} torch.compile(model).",
-              "llama.py --layers 1 --work training,prefill --batch 2 --context 2048 --compile "
-              "--attention sdpa,fa3,fa3_flex --rounds 5", 90, None, figures.steps),
+              f"llama.py --layers {few} --work training,prefill,decode --batch 2 --context 2048 "
+              "--cache static --compile no,default --attention sdpa,fa3 --rounds 5",
+              120, None, figures.steps),
         Piece("llama-prefill", "Llama 8B: prefill", STEPS,
               f"llama.py --layers {layers} --work prefill --context 1024,4096,32768 --attention "
-              "sdpa,sdpa-flash,sdpa-cudnn,eager,fa3,fa3_fp8 --rounds 2", 60, None, figures.steps),
+              "sdpa-flash,sdpa-cudnn,eager,fa3,fa3_fp8 --rounds 2", 60, None, figures.steps),
         Piece("llama-decode", "Llama 8B: decoding", STEPS,
               f"llama.py --layers {layers} --work decode --context 4096 --batch 1,16,64 "
               f"--attention sdpa,eager,fa3 --rounds {rounds}", 40, None, figures.steps),
+        Piece("llama-decode-static", "Llama 8B: decoding, static cache", STEPS,
+              f"llama.py --layers {layers} --work decode --cache static --context 4096 --batch "
+              f"1,16,64 --attention sdpa,fa3 --rounds {rounds}", 40, None, figures.steps),
     ]  # fmt: skip
 
 
