@@ -18,6 +18,8 @@ from transformers import masking_utils
 from fa3.errors import Unsupported
 from fa3.torch import onnx
 
+BIDIRECTIONAL = getattr(masking_utils, "bidirectional_mask_function", None)  # not in 4.57
+
 
 class Pattern(NamedTuple):
     """Who sees whom, besides padding. Query i stands at key position keys - queries + i."""
@@ -378,14 +380,15 @@ def describe(mask_function):
     """The fields of a Pattern that a mask function of Transformers stands for. Beside a chunk also
     `left_padding` (batch,), the position where the first one starts; of packed sequences `packed`,
     their numbers, and `restarts` where each counts positions from its own beginning."""
+    # By identity, as torch 2.11 can trace; it knows neither names nor closures of functions.
+    if mask_function is masking_utils.causal_mask_function:
+        return {"causal": True}
+    if mask_function is BIDIRECTIONAL:
+        return {}
     kind = mask_function.__qualname__.split(".")[0]
     cells = mask_function.__closure__ or ()
     names = mask_function.__code__.co_freevars
     held = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
-    if kind == "bidirectional_mask_function":
-        return {}
-    if kind == "causal_mask_function":
-        return {"causal": True}
     if kind == "sliding_window_overlay":
         return {"window": (held["sliding_window"] - 1, -1)}
     if kind == "sliding_window_bidirectional_overlay":

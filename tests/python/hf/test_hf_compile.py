@@ -140,6 +140,18 @@ def test_windows_softcaps_sinks_and_chunks_are_one_graph(family, padding):
     compare_training(model(family), "fa3", batch(padding))
 
 
+class Nameless:
+    """What torch 2.11 traces of a function: its identity."""
+
+
+def test_plain_masks_are_known_without_their_names(monkeypatch):
+    causal, bidirectional = Nameless(), Nameless()
+    monkeypatch.setattr(hf.mask.masking_utils, "causal_mask_function", causal)
+    monkeypatch.setattr(hf.mask, "BIDIRECTIONAL", bidirectional)
+    assert hf.mask.describe(causal) == {"causal": True}
+    assert hf.mask.describe(bidirectional) == {}
+
+
 @pytest.mark.parametrize("name", ["fa3", rarely("flash_fa3"), rarely("fa3_flex")])
 def test_packed_sequences_are_one_graph(name):
     compare_training(model("llama"), name, packed())
