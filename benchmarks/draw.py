@@ -43,6 +43,7 @@ PICTURES = [  # of pages that no report is: rows, what draws them, the picture; 
     ("results/context-parallel-timeline-h100-2026-11-25.jsonl", figures.timeline,
      "figures/context-parallel-timeline.svg"),
     ("results/mask-kinds-h200-2026-11-26.jsonl", figures.mask_kinds, "figures/mask-kinds.svg"),
+    ("results/convergence-h200-2026-11-29.jsonl", figures.convergence, "figures/convergence.svg"),
     ("results/instruction-order-2026-11-29.jsonl", figures.instruction_order,
      "figures/instruction-order.svg"),
 ]  # fmt: skip
