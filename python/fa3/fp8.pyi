@@ -6,12 +6,15 @@ from typing_extensions import Unpack
 from fa3.ops import Array, OptionsOfBothPasses
 from fa3.ops import Options as OfForward
 
-Scaling = Literal["block", "head", "tensor"]
-Precision = Literal["fp8", "auto"]
-Saved = Literal["inputs", "quantized"]
-
 class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
     num_splits: int
+    precision: Literal["fp8", "auto"]
+    scaling: Literal["block", "head", "tensor"]
+    hadamard: bool
+    center: bool
+    seed: int
+    saved: Literal["inputs", "quantized"]
+    out: Array | None
 
 class Advice(NamedTuple):
     precision: str
@@ -32,13 +35,6 @@ def attention_fp8(
     k: Array,
     v: Array,
     *,
-    precision: Precision = "fp8",
-    scaling: Scaling = "block",
-    hadamard: bool = True,
-    center: bool = True,
-    seed: int = 0,
-    saved: Saved = "inputs",
-    out: Array | None = None,
     return_lse: Literal[False] = False,
     return_max_logit: Literal[False] = False,
     **options: Unpack[Options[Array]],
@@ -49,13 +45,6 @@ def attention_fp8(
     k: Array,
     v: Array,
     *,
-    precision: Precision = "fp8",
-    scaling: Scaling = "block",
-    hadamard: bool = True,
-    center: bool = True,
-    seed: int = 0,
-    saved: Saved = "inputs",
-    out: Array | None = None,
     return_lse: Literal[True],
     return_max_logit: Literal[False] = False,
     **options: Unpack[Options[Array]],
@@ -66,13 +55,6 @@ def attention_fp8(
     k: Array,
     v: Array,
     *,
-    precision: Precision = "fp8",
-    scaling: Scaling = "block",
-    hadamard: bool = True,
-    center: bool = True,
-    seed: int = 0,
-    saved: Saved = "inputs",
-    out: Array | None = None,
     return_lse: bool,
     return_max_logit: Literal[False] = False,
     **options: Unpack[Options[Array]],
@@ -83,13 +65,6 @@ def attention_fp8(
     k: Array,
     v: Array,
     *,
-    precision: Precision = "fp8",
-    scaling: Scaling = "block",
-    hadamard: bool = True,
-    center: bool = True,
-    seed: int = 0,
-    saved: Saved = "inputs",
-    out: Array | None = None,
     return_lse: bool = False,
     return_max_logit: bool,
     **options: Unpack[Options[Array]],

@@ -51,19 +51,21 @@ class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
     v_mean: Array | None
     v_transposed: bool
 
+class AttentionOptions(Options[Array], Generic[Array], total=False):
+    out: Array | None
+    generator: Any
+    bias: Array | None
+    alibi_slopes: Array | None
+
 @overload
 def attention(
     q: Array,
     k: Array,
     v: Array,
     *,
-    out: Array | None = None,
     return_lse: Literal[False] = False,
     return_max_logit: Literal[False] = False,
-    generator: Any = None,
-    bias: Array | None = None,
-    alibi_slopes: Array | None = None,
-    **options: Unpack[Options[Array]],
+    **options: Unpack[AttentionOptions[Array]],
 ) -> Array: ...
 @overload
 def attention(
@@ -71,13 +73,9 @@ def attention(
     k: Array,
     v: Array,
     *,
-    out: Array | None = None,
     return_lse: Literal[True],
     return_max_logit: Literal[False] = False,
-    generator: Any = None,
-    bias: Array | None = None,
-    alibi_slopes: Array | None = None,
-    **options: Unpack[Options[Array]],
+    **options: Unpack[AttentionOptions[Array]],
 ) -> tuple[Array, Array]: ...
 @overload
 def attention(
@@ -85,13 +83,9 @@ def attention(
     k: Array,
     v: Array,
     *,
-    out: Array | None = None,
     return_lse: bool,
     return_max_logit: Literal[False] = False,
-    generator: Any = None,
-    bias: Array | None = None,
-    alibi_slopes: Array | None = None,
-    **options: Unpack[Options[Array]],
+    **options: Unpack[AttentionOptions[Array]],
 ) -> Array | tuple[Array, Array]: ...
 @overload
 def attention(
@@ -99,13 +93,9 @@ def attention(
     k: Array,
     v: Array,
     *,
-    out: Array | None = None,
     return_lse: bool = False,
     return_max_logit: bool,
-    generator: Any = None,
-    bias: Array | None = None,
-    alibi_slopes: Array | None = None,
-    **options: Unpack[Options[Array]],
+    **options: Unpack[AttentionOptions[Array]],
 ) -> Array | tuple[Array, ...]: ...
 def attention_backward(
     do: Array,

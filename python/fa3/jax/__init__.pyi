@@ -3,9 +3,17 @@ from typing import Literal, overload
 
 import jax
 from jax.typing import ArrayLike
-from typing_extensions import Unpack
+from typing_extensions import TypedDict, Unpack
 
 from fa3.ops import Options
+
+class DotProductOptions(TypedDict, total=False):
+    scale: float | None
+    is_causal: bool
+    query_seq_lengths: ArrayLike | None
+    key_value_seq_lengths: ArrayLike | None
+    local_window_size: int | tuple[int, int] | None
+    implementation: str | None
 
 @overload
 def attention(
@@ -59,13 +67,8 @@ def dot_product_attention(
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: ArrayLike | None = None,
-    key_value_seq_lengths: ArrayLike | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None,
     return_residual: Literal[False] = False,
+    **options: Unpack[DotProductOptions],
 ) -> jax.Array: ...
 @overload
 def dot_product_attention(
@@ -75,13 +78,8 @@ def dot_product_attention(
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: ArrayLike | None = None,
-    key_value_seq_lengths: ArrayLike | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None,
     return_residual: Literal[True],
+    **options: Unpack[DotProductOptions],
 ) -> tuple[jax.Array, jax.Array]: ...
 @overload
 def dot_product_attention(
@@ -91,13 +89,8 @@ def dot_product_attention(
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: ArrayLike | None = None,
-    key_value_seq_lengths: ArrayLike | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None,
     return_residual: bool,
+    **options: Unpack[DotProductOptions],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def append(
     k_cache: jax.Array,

@@ -220,11 +220,12 @@ def test_stubs_have_the_arguments_of_the_functions():
     stubs = stubbed(PACKAGE / "ops.pyi")
     assert set(stubs) <= set(fa3.__all__)
     for name, (arguments, options) in stubs.items():
-        assert [*arguments, *options] == [*inspect.signature(getattr(ops, name)).parameters], name
-        for option, kind in options.items():
+        shown = inspect.signature(getattr(ops, name)).parameters
+        assert sorted([*arguments, *options]) == sorted(shown), name
+        for option in options.keys() & _options.OF_FORWARD.keys():
             declared = _options.TYPES.get(option)
             expected = STUB_TYPES_OF.get(option) or STUB_TYPES.get(declared, declared)
-            assert kind == expected, option
+            assert options[option] == expected, option
 
 
 STUBS = [*(PACKAGE / "compat").glob("*.pyi"), PACKAGE / "_flex.pyi"]
