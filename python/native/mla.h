@@ -78,26 +78,38 @@ struct MlaBackward {
   static const fa3_tensor& first(const Params& params) { return params.q; }
 };
 
-inline void read_mla_append(Reader* read, fa3_mla_append_params* params) {
-  read_cache(read, false, Access::write, &params->cache);
-  read->tensor("c_kv", Access::read, &params->c_kv);
-  read->tensor("k_pe", Access::read, &params->k_pe);
-  read->tensor("slots", Access::read, &params->slots);
-  read->tensor("rotary_cos", Access::read, &params->rotary_cos);
-  read->tensor("rotary_sin", Access::read, &params->rotary_sin);
-  read->tensor("positions", Access::read, &params->positions);
-  read->tensor("q_pe", Access::read, &params->q_pe);
-  read->tensor("q_pe_rotated", Access::write, &params->q_pe_rotated);
-  read->flag("rotary_interleaved", &params->rotary_interleaved);
-  read->integer("scaling", &params->scaling);
-  read->integer("num_threads", &params->num_threads);
-}
+struct MlaAppend {
+  using Params = fa3_mla_append_params;
+  static constexpr auto init = fa3_mla_append_params_init;
+  static constexpr auto run = fa3_mla_append;
 
-inline void read_mla_gather(Reader* read, fa3_mla_gather_params* params) {
-  read_cache(read, false, Access::read, &params->cache);
-  read->tensor("slots", Access::read, &params->slots);
-  read->tensor("out", Access::write, &params->o);
-  read->integer("num_threads", &params->num_threads);
-}
+  static void read(Reader* read, Params* params) {
+    read_cache(read, false, Access::write, &params->cache);
+    read->tensor("c_kv", Access::read, &params->c_kv);
+    read->tensor("k_pe", Access::read, &params->k_pe);
+    read->tensor("slots", Access::read, &params->slots);
+    read->tensor("rotary_cos", Access::read, &params->rotary_cos);
+    read->tensor("rotary_sin", Access::read, &params->rotary_sin);
+    read->tensor("positions", Access::read, &params->positions);
+    read->tensor("q_pe", Access::read, &params->q_pe);
+    read->tensor("q_pe_rotated", Access::write, &params->q_pe_rotated);
+    read->flag("rotary_interleaved", &params->rotary_interleaved);
+    read->integer("scaling", &params->scaling);
+    read->integer("num_threads", &params->num_threads);
+  }
+};
+
+struct MlaGather {
+  using Params = fa3_mla_gather_params;
+  static constexpr auto init = fa3_mla_gather_params_init;
+  static constexpr auto run = fa3_mla_gather;
+
+  static void read(Reader* read, Params* params) {
+    read_cache(read, false, Access::read, &params->cache);
+    read->tensor("slots", Access::read, &params->slots);
+    read->tensor("out", Access::write, &params->o);
+    read->integer("num_threads", &params->num_threads);
+  }
+};
 
 }  // namespace fa3::python

@@ -89,17 +89,27 @@ void remember_mask(typename Pass::Params* params, Reader* read) {
 }
 
 // forward(allocate, ...), backward(allocate, ...), quantize(allocate, ...): then as in read().
-template <class Pass>
+// forward_with_score(allocate, score, ...) and that of backward: with a score function, and without
+// what a step of a ring has.
+template <class Pass, bool kHasScore = false>
 PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
   Reader read(arguments, count, &borrowed);
   PyObject* allocate = read.object();
+  [[maybe_unused]] PyObject* const function = kHasScore ? read.object() : nullptr;
   typename Pass::Params params;
   Pass::init(&params);
   remember_mask<Pass>(&params, &read);
   Pass::read(&read, &params);
-  if constexpr (requires { Pass::read_step(&read, &params); }) Pass::read_step(&read, &params);
+  if constexpr (!kHasScore && requires { Pass::read_step(&read, &params); }) {
+    Pass::read_step(&read, &params);
+  }
   if (!read.done()) return nullptr;
+  [[maybe_unused]] ScoreFunction score(&borrowed);
+  if constexpr (kHasScore) {
+    params.options.score = score.read(function);
+    if (params.options.score == nullptr) return nullptr;
+  }
   const Call call{Pass::first(params), borrowed.stream(), allocate};
   GivenLists lists;
   const bool ok = run_where_tensors_are<Pass>(&params, read, call, &lists, &borrowed);
@@ -126,27 +136,6 @@ PyObject* quantize_together(PyObject*, PyObject* const* arguments, Py_ssize_t co
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
-// forward_with_score(allocate, score, ...): as forward(), with a score function; and backward.
-template <class Pass>
-PyObject* run_with_score(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  Borrowed borrowed;
-  Reader read(arguments, count, &borrowed);
-  PyObject* allocate = read.object();
-  PyObject* given = read.object();
-  typename Pass::Params params;
-  Pass::init(&params);
-  remember_mask<Pass>(&params, &read);
-  Pass::read(&read, &params);
-  if (!read.done()) return nullptr;
-  ScoreFunction score(&borrowed);
-  params.options.score = score.read(given);
-  if (params.options.score == nullptr) return nullptr;
-  const Call call{params.q, borrowed.stream(), allocate};
-  GivenLists lists;
-  const bool ok = run_where_tensors_are<Pass>(&params, read, call, &lists, &borrowed);
-  return ok ? Py_NewRef(Py_None) : nullptr;
-}
-
 // forward_workspace(...), backward_workspace(...): as forward() and backward() without `allocate`,
 // of tensors without memory. The bytes that the call needs, or the reason why it cannot run.
 template <class Pass>
@@ -162,79 +151,34 @@ PyObject* workspace(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return check(Pass::workspace_size(&params, &bytes)) ? PyLong_FromSize_t(bytes) : nullptr;
 }
 
-// merge(o_partial, lse_partial, o, lse, num_threads)
-PyObject* merge(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+struct Merge {
+  using Params = fa3_merge_params;
+  static constexpr auto init = fa3_merge_params_init;
+  static constexpr auto run = fa3_merge;
+
+  static void read(Reader* read, Params* params) {
+    read->tensor("o_partial", Access::read, &params->o_partial);
+    read->tensor("lse_partial", Access::read, &params->lse_partial);
+    read->tensor("out", Access::write, &params->o);
+    read->tensor("lse", Access::write, &params->lse);
+    read->integer("num_threads", &params->num_threads);
+  }
+};
+
+// merge(...), append(...), mla_append(...), mla_gather(...): as in read().
+template <class Verb>
+PyObject* run_without_workspace(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
   Reader read(arguments, count, &borrowed);
-  fa3_merge_params params;
-  fa3_merge_params_init(&params);
-  read.tensor("o_partial", Access::read, &params.o_partial);
-  read.tensor("lse_partial", Access::read, &params.lse_partial);
-  read.tensor("out", Access::write, &params.o);
-  read.tensor("lse", Access::write, &params.lse);
-  read.integer("num_threads", &params.num_threads);
+  typename Verb::Params params;
+  Verb::init(&params);
+  Verb::read(&read, &params);
   if (!read.done()) return nullptr;
   fa3_status status = FA3_OK;
   Py_BEGIN_ALLOW_THREADS;
-  status = fa3_merge(&params, borrowed.stream());
+  status = Verb::run(&params, borrowed.stream());
   Py_END_ALLOW_THREADS;
   return check(status) ? Py_NewRef(Py_None) : nullptr;
-}
-
-// append(k_cache, v_cache, k, v, ..., num_threads): in the order of passes.h
-PyObject* append(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  Borrowed borrowed;
-  Reader read(arguments, count, &borrowed);
-  fa3_append_params params;
-  Append::init(&params);
-  Append::read(&read, &params);
-  if (!read.done()) return nullptr;
-  fa3_status status = FA3_OK;
-  Py_BEGIN_ALLOW_THREADS;
-  status = fa3_append(&params, borrowed.stream());
-  Py_END_ALLOW_THREADS;
-  return check(status) ? Py_NewRef(Py_None) : nullptr;
-}
-
-// mla_plan(...): as mla_forward() without `allocate`; the plan as text.
-PyObject* mla_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  Borrowed borrowed;
-  Reader read(arguments, count, &borrowed);
-  fa3_mla_forward_params params;
-  fa3_mla_forward_params_init(&params);
-  MlaForward::read(&read, &params);
-  if (!read.done()) return nullptr;
-  size_t needed = 0;
-  if (!check(fa3_mla_forward_plan_text(&params, nullptr, 0, &needed))) return nullptr;
-  std::string text(needed, '\0');
-  if (!check(fa3_mla_forward_plan_text(&params, text.data(), text.size(), nullptr))) return nullptr;
-  return PyUnicode_FromString(text.c_str());
-}
-
-// mla_append(...), mla_gather(...): as read_mla_append(), read_mla_gather(). No workspace.
-template <class Params>
-PyObject* without_workspace(PyObject* const* arguments, Py_ssize_t count, void (*init)(Params*),
-                            void (*read_params)(Reader*, Params*),
-                            fa3_status (*run)(const Params*, void*)) {
-  Borrowed borrowed;
-  Reader read(arguments, count, &borrowed);
-  Params params;
-  init(&params);
-  read_params(&read, &params);
-  if (!read.done()) return nullptr;
-  fa3_status status = FA3_OK;
-  Py_BEGIN_ALLOW_THREADS;
-  status = run(&params, borrowed.stream());
-  Py_END_ALLOW_THREADS;
-  return check(status) ? Py_NewRef(Py_None) : nullptr;
-}
-PyObject* mla_append(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  return without_workspace(arguments, count, fa3_mla_append_params_init, read_mla_append,
-                           fa3_mla_append);
-}
-PyObject* mla_gather(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  return without_workspace(arguments, count, fa3_mla_gather_params_init, read_mla_gather,
-                           fa3_mla_gather);
 }
 
 // dropout_mask(dropout_p, seed, offset, four firsts, four extents, address); of each four:
@@ -312,8 +256,8 @@ PyCFunction fast(Function* function) {
 
 PyMethodDef g_methods[] = {
     {"forward", fast(run<Forward>), METH_FASTCALL, nullptr},
-    {"forward_with_score", fast(run_with_score<Forward>), METH_FASTCALL, nullptr},
-    {"backward_with_score", fast(run_with_score<Backward>), METH_FASTCALL, nullptr},
+    {"forward_with_score", fast(run<Forward, true>), METH_FASTCALL, nullptr},
+    {"backward_with_score", fast(run<Backward, true>), METH_FASTCALL, nullptr},
     {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
     {"quantize", fast(run<Quantize>), METH_FASTCALL, nullptr},
     {"quantize_together", fast(quantize_together), METH_FASTCALL, nullptr},
@@ -324,13 +268,13 @@ PyMethodDef g_methods[] = {
     {"forward_validate", fast(forward_validate), METH_FASTCALL, nullptr},
     {"forward_workspace", fast(workspace<Forward>), METH_FASTCALL, nullptr},
     {"backward_workspace", fast(workspace<Backward>), METH_FASTCALL, nullptr},
-    {"merge", fast(merge), METH_FASTCALL, nullptr},
-    {"append", fast(append), METH_FASTCALL, nullptr},
+    {"merge", fast(run_without_workspace<Merge>), METH_FASTCALL, nullptr},
+    {"append", fast(run_without_workspace<Append>), METH_FASTCALL, nullptr},
     {"mla_forward", fast(run<MlaForward>), METH_FASTCALL, nullptr},
     {"mla_backward", fast(run<MlaBackward>), METH_FASTCALL, nullptr},
     {"mla_plan", fast(mla_plan), METH_FASTCALL, nullptr},
-    {"mla_append", fast(mla_append), METH_FASTCALL, nullptr},
-    {"mla_gather", fast(mla_gather), METH_FASTCALL, nullptr},
+    {"mla_append", fast(run_without_workspace<MlaAppend>), METH_FASTCALL, nullptr},
+    {"mla_gather", fast(run_without_workspace<MlaGather>), METH_FASTCALL, nullptr},
     {"backward_supported", fast(backward_supported), METH_FASTCALL, nullptr},
     {"signature", fast(signature), METH_FASTCALL, nullptr},
     {"keep_block_lists", keep_block_lists, METH_O, nullptr},

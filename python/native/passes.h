@@ -151,6 +151,7 @@ struct Backward {
 struct Append {
   using Params = fa3_append_params;
   static constexpr auto init = fa3_append_params_init;
+  static constexpr auto run = fa3_append;
   static fa3_status run_within(const Params* params, void*, size_t, void* stream) {
     return fa3_append(params, stream);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "questions.h"
 
+#include "mla.h"
 #include "passes.h"
 #include "reader.h"
 #include "score.h"
@@ -112,6 +113,17 @@ bool read_question(PyObject* const* arguments, Py_ssize_t count, Borrowed* borro
   return true;
 }
 
+// The words of *_plan_text().
+template <class Params>
+PyObject* words_of(fa3_status (*write)(const Params*, char*, size_t, size_t*),
+                   const Params& params) {
+  size_t needed = 0;
+  if (!check(write(&params, nullptr, 0, &needed))) return nullptr;
+  std::string text(needed, '\0');
+  if (!check(write(&params, text.data(), text.size(), nullptr))) return nullptr;
+  return PyUnicode_FromString(text.c_str());
+}
+
 }  // namespace
 
 PyObject* backward_supported(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -135,11 +147,16 @@ PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   Borrowed borrowed;
   fa3_forward_params params;
   if (!read_question(arguments, count, &borrowed, &params)) return nullptr;
-  size_t needed = 0;
-  if (!check(fa3_forward_plan_text(&params, nullptr, 0, &needed))) return nullptr;
-  std::string text(needed, '\0');
-  if (!check(fa3_forward_plan_text(&params, text.data(), text.size(), nullptr))) return nullptr;
-  return PyUnicode_FromString(text.c_str());
+  return words_of(fa3_forward_plan_text, params);
+}
+
+PyObject* mla_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count, &borrowed);
+  fa3_mla_forward_params params;
+  fa3_mla_forward_params_init(&params);
+  MlaForward::read(&read, &params);
+  return read.done() ? words_of(fa3_mla_forward_plan_text, params) : nullptr;
 }
 
 PyObject* forward_advise(PyObject*, PyObject* const* arguments, Py_ssize_t count) {

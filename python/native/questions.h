@@ -18,8 +18,9 @@ PyObject* forward_query(PyObject*, PyObject* const* arguments, Py_ssize_t count)
 PyObject* backward_query(PyObject*, PyObject* const* arguments, Py_ssize_t count);
 
 // forward_plan(...): the plan as text, or the reason why there is none. The arguments are
-// those of forward(), out and lse None.
+// those of forward(), out and lse None. mla_plan(...): as mla_forward() without `allocate`.
 PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count);
+PyObject* mla_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count);
 
 // forward_advise(...): as forward_plan(). (whether FP8 pays, seconds, seconds in FP8, errors and
 // bytes likewise, the reason.)
