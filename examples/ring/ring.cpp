@@ -82,11 +82,12 @@ std::vector<int32_t> starts_of(const Sizes& sizes, int64_t total) {
 using Ranges = std::vector<std::pair<int64_t, int64_t>>;  // of rows of the whole, half-open
 
 Ranges rows_held(const fa3::Ring& ring, int world, int rank) {
+  std::vector<fa3_ring_piece> pieces;
+  check(fa3::pieces_of_rank(ring, world, rank, &pieces));
   Ranges found;
-  for (int document = 0; document < std::max(ring.num_documents, 1); ++document) {
-    int64_t rows[4];
-    check(fa3::rows_of_rank(ring, world, rank, rows, document));
-    for (int i : {0, 2}) found.emplace_back(rows[i], rows[i + 1]);
+  for (const fa3_ring_piece& of : pieces) {
+    const int64_t start = ring.num_documents > 0 ? ring.cu_seqlens[of.document] : 0;
+    found.emplace_back(start + of.begin, start + of.end);
   }
   return found;
 }

@@ -24,6 +24,7 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace fa3 {
 
@@ -323,10 +324,14 @@ inline Status backward(const BackwardArgs& args, const Ring& ring, void* workspa
                        void* stream = nullptr) {
   return detail::status_of(fa3_ring_backward(&args, &ring, workspace, bytes, stream));
 }
-/// Which rows of the whole a rank has: see fa3_ring_rows().
-inline Status rows_of_rank(const Ring& ring, int world, int rank, int64_t rows[4],
-                           int document = 0) {
-  return detail::status_of(fa3_ring_rows(&ring, world, rank, document, rows));
+/// Which rows of the whole a rank has: see fa3_ring_pieces().
+inline Status pieces_of_rank(const Ring& ring, int world, int rank,
+                             std::vector<fa3_ring_piece>* pieces) {
+  pieces->resize(2 * (ring.num_documents > 0 ? size_t(ring.num_documents) : 1));
+  auto count = static_cast<int64_t>(pieces->size());
+  Status status = detail::status_of(fa3_ring_pieces(&ring, world, rank, pieces->data(), &count));
+  pieces->resize(status.ok() ? size_t(count) : 0);
+  return status;
 }
 
 }  // namespace fa3

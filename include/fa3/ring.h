@@ -20,10 +20,12 @@
 extern "C" {
 #endif
 
-/** Which rows of the whole sequence a rank of `world` has. */
+/** Which rows of the whole sequence rank r of `world` has. */
 typedef enum fa3_ring_layout {
-  FA3_RING_ZIGZAG = 0,    /**< of 2 world parts the r-th from both ends: equal work under causal */
-  FA3_RING_CONTIGUOUS = 1 /**< of world parts the r-th */
+  FA3_RING_ZIGZAG = 0, /**< of 2 world parts of each document the r-th from both ends: equal work
+                          under causal */
+  FA3_RING_CONTIGUOUS = 1, /**< of world parts of the stream the r-th */
+  FA3_RING_BY_DOCUMENT = 2 /**< of world parts of each document the r-th */
 } fa3_ring_layout;
 
 /** The ring that a call is a part of: the same on every rank, but for the handles.
@@ -57,24 +59,23 @@ static inline void fa3_ring_init(fa3_ring* ring) {
   fa3_ring_init_sized(ring, sizeof(fa3_ring));
 }
 
-/** The rows of a rank, `[rows[0], rows[1])` and then `[rows[2], rows[3])`, which may be empty: of
- * the sequence, or of a document, counted in the stream. A rank has those of all documents, one
- * behind the other.
- *
- * @param ring      its seqlen, layout and documents count
- * @param world     how many ranks there are
- * @param rank      which one is asked for
- * @param document  which one, or 0
- * @param rows      gets four numbers */
-FA3_API fa3_status fa3_ring_rows(const fa3_ring* ring, int32_t world, int32_t rank,
-                                 int32_t document, int64_t rows[4]);
-
 /** Neighbouring rows of a document: the positions [begin, end) in it. */
 typedef struct fa3_ring_piece {
   int64_t document; /**< its number */
   int64_t begin;    /**< the first position */
   int64_t end;      /**< the one behind the last */
 } fa3_ring_piece;
+
+/** The rows of a rank, in their order: pieces of documents in ascending order, none empty, and at
+ * most two of a document. A batch of sequences is one document, 0.
+ *
+ * @param ring    its seqlen, layout and documents count
+ * @param world   how many ranks there are
+ * @param rank    which one is asked for
+ * @param pieces  gets them, if there is room for all
+ * @param count   the room in `pieces`; gets the number of pieces */
+FA3_API fa3_status fa3_ring_pieces(const fa3_ring* ring, int32_t world, int32_t rank,
+                                   fa3_ring_piece* pieces, int64_t* count);
 
 /** Rows and keys, half-open, between which the mask is one band: a row sees a key if
  * low <= key - row <= high. Rows and keys count from the first one of the lists of pieces. */

@@ -279,6 +279,7 @@ PyMethodDef g_methods[] = {
     {"signature", fast(signature), METH_FASTCALL, nullptr},
     {"keep_block_lists", keep_block_lists, METH_O, nullptr},
     {"keep_block_lists_of", keep_block_lists_of, METH_VARARGS, nullptr},
+    {"ring_pieces", ring_pieces, METH_VARARGS, nullptr},
     {"ring_rectangles", ring_rectangles, METH_VARARGS, nullptr},
     {"ring_calls", ring_calls, METH_VARARGS, nullptr},
     {"dropout_mask", fast(dropout_mask), METH_FASTCALL, nullptr},

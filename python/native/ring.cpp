@@ -3,6 +3,7 @@
 
 #include <fa3/ring.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace fa3::python {
@@ -51,6 +52,36 @@ PyObject* done(PyObject* list, bool ok) {
 }
 
 }  // namespace
+
+PyObject* ring_pieces(PyObject*, PyObject* arguments) {
+  PyObject* lengths = nullptr;
+  int layout = 0, world = 0, rank = 0;
+  if (PyArg_ParseTuple(arguments, "iO!ii", &layout, &PyList_Type, &lengths, &world, &rank) == 0) {
+    return nullptr;
+  }
+  const Py_ssize_t documents = PyList_Size(lengths);
+  std::vector<int32_t> starts = {0};
+  fa3_ring ring;
+  fa3_ring_init(&ring);
+  for (Py_ssize_t i = 0; i < documents; ++i) {
+    ring.seqlen += PyLong_AsLongLong(PyList_GetItem(lengths, i));
+    if (PyErr_Occurred() != nullptr) return nullptr;
+    starts.push_back(static_cast<int32_t>(ring.seqlen));  // the library refuses more than 2^30
+  }
+  ring.layout = layout;
+  ring.cu_seqlens = starts.data();
+  ring.num_documents = static_cast<int32_t>(documents);
+  std::vector<fa3_ring_piece> found(size_t(2 * std::max<Py_ssize_t>(documents, 1)));
+  auto count = static_cast<int64_t>(found.size());
+  if (!check(fa3_ring_pieces(&ring, world, rank, found.data(), &count))) return nullptr;
+  PyObject* const list = PyList_New(0);
+  bool ok = list != nullptr;
+  for (int64_t i = 0; ok && i < count; ++i) {
+    const fa3_ring_piece& of = found[size_t(i)];
+    ok = append(list, Py_BuildValue("LLL", of.document, of.begin, of.end));
+  }
+  return done(list, ok);
+}
 
 PyObject* ring_rectangles(PyObject*, PyObject* arguments) {
   PyObject *rows = nullptr, *keys = nullptr;

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rectangles and calls of context parallelism, as tuples of numbers: fa3_ring_rectangles() and
-// fa3_ring_calls() for python/fa3/distributed/cover.py.
+// Rows of ranks, rectangles and calls of context parallelism, as tuples of numbers:
+// fa3_ring_pieces() for python/fa3/distributed/layout.py, fa3_ring_rectangles() and
+// fa3_ring_calls() for cover.py.
 #pragma once
 
 #include "error.h"
 
 namespace fa3::python {
+
+// ring_pieces(layout, lengths of the documents, world, rank) -> [(document, begin, end), ...]
+PyObject* ring_pieces(PyObject*, PyObject* arguments);
 
 // ring_rectangles([(document, begin, end), ...], [...], left, right, step) ->
 // [((row, end), (key, end), (low, high), (document, query, key)), ...]

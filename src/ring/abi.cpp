@@ -51,20 +51,18 @@ fa3_status agree_on(const Params* params, const fa3_ring* ring, api::Workspace w
   });
 }
 
-Status write_rows(const fa3_ring& ring, int32_t world, int32_t rank, int32_t document,
-                  int64_t rows[4]) {
+Status write_pieces(const fa3_ring& ring, int32_t world, int32_t rank, fa3_ring_piece* pieces,
+                    int64_t* count) {
   FA3_TRY(check_ring(ring, world));
   if (rank < 0 || rank >= world) return invalid("rank: expected [0, ", world, "), got ", rank);
-  if (rows == nullptr) return invalid("rows: expected a place for four numbers, got null");
-  if (document < 0 || document >= std::max(ring.num_documents, 1)) {
-    return invalid("document: expected [0, ", std::max(ring.num_documents, 1), "), got ", document);
+  if (count == nullptr) return invalid("count: expected a place for a number, got null");
+  const std::vector<Piece> of = pieces_of(whole_of(ring, world), rank);
+  const auto number = static_cast<int64_t>(of.size());
+  for (int64_t i = 0; pieces != nullptr && number <= *count && i < number; ++i) {
+    const auto& [document, positions, row] = of[size_t(i)];
+    pieces[i] = {document, positions.begin, positions.end};
   }
-  Range found[2];
-  rows_of_document(whole_of(ring, world), rank, document, found);
-  for (size_t i = 0; i < 2; ++i) {
-    rows[2 * i] = found[i].begin;
-    rows[2 * i + 1] = found[i].end;
-  }
+  *count = number;
   return {};
 }
 
@@ -145,11 +143,11 @@ void fa3_ring_init_sized(fa3_ring* ring, size_t struct_size) {
   api::init_sized(ring, struct_size);
 }
 
-fa3_status fa3_ring_rows(const fa3_ring* ring, int32_t world, int32_t rank, int32_t document,
-                         int64_t rows[4]) {
+fa3_status fa3_ring_pieces(const fa3_ring* ring, int32_t world, int32_t rank,
+                           fa3_ring_piece* pieces, int64_t* count) {
   return api::at_boundary([&] {
     return api::with_newest("ring", ring, [&](const fa3_ring& r) {
-      return ring::write_rows(r, world, rank, document, rows);
+      return ring::write_pieces(r, world, rank, pieces, count);
     });
   });
 }

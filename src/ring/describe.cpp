@@ -73,7 +73,7 @@ Status describe_common(const Params& p, const fa3_ring& ring, const Communicator
     if (of.tensor.shape[1] != rows) {
       return invalid(of.name, ": expected ", rows, " rows, those of rank ", comm.rank(), " of ",
                      comm.world(), " of ring.seqlen = ", ring.seqlen,
-                     " (fa3_ring_rows has them), got ", of.tensor.shape[1]);
+                     " (fa3_ring_pieces has them), got ", of.tensor.shape[1]);
     }
   }
   for (const Named& of : {Named{"k", p.k}, Named{"v", p.v}}) FA3_TRY(check_rows_are_neighbours(of));
@@ -94,9 +94,8 @@ api::Purpose purpose_of(bool is_call) {
 }  // namespace
 
 Status check_ring(const fa3_ring& ring, int32_t world) {
-  if (ring.layout != FA3_RING_ZIGZAG && ring.layout != FA3_RING_CONTIGUOUS) {
-    return invalid("ring.layout: expected FA3_RING_ZIGZAG or FA3_RING_CONTIGUOUS, got ",
-                   ring.layout);
+  if (ring.layout < FA3_RING_ZIGZAG || ring.layout > FA3_RING_BY_DOCUMENT) {
+    return invalid("ring.layout: expected an fa3_ring_layout, got ", ring.layout);
   }
   constexpr int64_t kMost = int64_t{1} << 30;  // that a window_shift reaches
   if (ring.seqlen < 0 || ring.seqlen > kMost) {

@@ -10,6 +10,12 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from fa3 import _native
+
+OF_THE_LIBRARY = "zigzag", "contiguous", "by_document"  # fa3_ring_layout
+BALANCED = "balanced"
+LAYOUTS = *OF_THE_LIBRARY, BALANCED
+
 
 class Piece(NamedTuple):
     """Neighbouring rows of a document: positions begin .. end - 1 in it."""
@@ -29,39 +35,10 @@ def pieces(layout: str, lengths: Sequence[int], world: int, rank: int) -> list[P
     row at most where the numbers do not divide. balanced: a document is one rank's where rows and
     work of the ranks can be balanced so, else cut as by zigzag.
     """
-    found = CUTS[layout](lengths, world, rank)
-    return [piece for piece in found if piece.begin < piece.end]
-
-
-def zigzag(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
-    parts, last = 2 * world, 2 * world - 1 - rank
-    found = []
-    for document, length in enumerate(lengths):
-        a, b, c, d = (i * length // parts for i in (rank, rank + 1, last, last + 1))
-        neighbours = [(a, d)] if b == c else [(a, b), (c, d)]
-        found += [Piece(document, *rows) for rows in neighbours]
-    return found
-
-
-def contiguous(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
-    total, start, found = sum(lengths), 0, []
-    begin, end = rank * total // world, (rank + 1) * total // world
-    for document, length in enumerate(lengths):
-        inside = max(begin - start, 0), min(end - start, length)
-        found.append(Piece(document, *inside))
-        start += length
-    return found
-
-
-def by_document(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
-    return [
-        Piece(document, rank * length // world, (rank + 1) * length // world)
-        for document, length in enumerate(lengths)
-    ]
-
-
-def balanced(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
-    return shares(tuple(lengths), world)[rank]
+    if layout == BALANCED:
+        return [piece for piece in shares(tuple(lengths), world)[rank] if piece.begin < piece.end]
+    found = _native.ring_pieces(OF_THE_LIBRARY.index(layout), list(lengths), world, rank)
+    return [Piece(*piece) for piece in found]
 
 
 # A short document has at most 1/8 of a rank's rows, and so at most 1/64 of the pairs of one of that
@@ -103,7 +80,7 @@ def placed(
     work = [sum(lengths[i] ** 2 for i in cut) / world] * world
     for document in cut:
         for rank in range(world):
-            parts = zigzag(lengths[document : document + 1], world, rank)
+            parts = pieces("zigzag", lengths[document : document + 1], world, rank)
             found[rank] += [piece._replace(document=document) for piece in parts]
             room[rank] -= count(parts)
     for document in sorted(set(range(len(lengths))) - cut, key=lambda i: (-lengths[i], i)):
@@ -130,15 +107,6 @@ def placed(
         if longest is not None and lengths[longest] * SHORT_SHARE * world > total:
             of_too_much.add(longest)
     return found, without_room, of_too_much
-
-
-CUTS = {
-    "zigzag": zigzag,
-    "contiguous": contiguous,
-    "by_document": by_document,
-    "balanced": balanced,
-}
-LAYOUTS = tuple(CUTS)
 
 
 def joined_pieces(of: Iterable[Piece]) -> list[Piece]:

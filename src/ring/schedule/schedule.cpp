@@ -51,6 +51,8 @@ std::vector<Piece> pieces_of(const Whole& whole, int32_t rank) {
     if (whole.layout == FA3_RING_CONTIGUOUS) {
       add(document, std::max(bound(total, r, world) - start, int64_t{0}),
           std::min(bound(total, r + 1, world) - start, rows));
+    } else if (whole.layout == FA3_RING_BY_DOCUMENT) {
+      add(document, bound(rows, r, world), bound(rows, r + 1, world));
     } else {
       for (int64_t part : {r, 2 * world - 1 - r}) {
         add(document, bound(rows, part, 2 * world), bound(rows, part + 1, 2 * world));
@@ -65,17 +67,6 @@ std::vector<Piece> pieces_of(const Whole& whole, int32_t rank) {
 int64_t num_rows(const Whole& whole, int32_t rank) {
   const std::vector<Piece> pieces = pieces_of(whole, rank);
   return pieces.empty() ? 0 : pieces.back().row + pieces.back().positions.count();
-}
-
-void rows_of_document(const Whole& whole, int32_t rank, int64_t document, Range rows[2]) {
-  int64_t start = 0;
-  for (int64_t i = 0; i < document; ++i) start += whole.lengths[size_t(i)];
-  rows[0] = rows[1] = {};
-  size_t at = 0;
-  for (const Piece& piece : pieces_of(whole, rank)) {
-    if (piece.document != document) continue;
-    rows[at++] = {start + piece.positions.begin, start + piece.positions.end};
-  }
 }
 
 Stage stage_of(const Whole& whole, int32_t rank, int32_t source) {

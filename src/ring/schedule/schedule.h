@@ -36,8 +36,6 @@ struct Stage {
 // The rows of a rank, in the order of the stream; neighbours are one piece, and none is empty.
 std::vector<Piece> pieces_of(const Whole& whole, int32_t rank);
 int64_t num_rows(const Whole& whole, int32_t rank);
-// The rows of one document, as places in the stream: two ranges, of which any may be empty.
-void rows_of_document(const Whole& whole, int32_t rank, int64_t document, Range rows[2]);
 
 Stage stage_of(const Whole& whole, int32_t rank, int32_t source);
 

@@ -259,15 +259,14 @@ fa3_status ring(Memory& m) {
   as_stream(&b.q, &b.k, &b.v, &b.o, &b.lse, &b.d_o, &b.dq, &b.dk, &b.dv);
   constexpr size_t kBytes = sizeof(m.workspace);
   size_t bytes = 0, more = 0;
-  int64_t rows[4];
-  const fa3_ring_piece piece = {0, 0, kRows};
+  fa3_ring_piece piece = {0, 0, kRows};
   const int64_t window[2] = {-1, 0};
   fa3_ring_rectangle rectangle;
   fa3_ring_call made;
-  int64_t rectangles = 1, calls = 0;
+  int64_t pieces = 1, rectangles = 1, calls = 0;
   int32_t lengths[8];
   void* const memory = m.workspace;
-  fa3_status status = fa3_ring_rows(&of, 1, 0, 1, rows);
+  fa3_status status = fa3_ring_pieces(&of, 1, 0, &piece, &pieces);
   const auto then = [&](const auto& call) {
     if (status == FA3_OK) status = call();
   };

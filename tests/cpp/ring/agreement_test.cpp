@@ -98,7 +98,7 @@ TEST_F(RingAgreement, WhatOneRankHasWrongAllAreTold) {
       [](int rank, ForwardArgs* args, Ring*) { args->options.dropout_p = rank == 1 ? 0.5f : 0; },
       StatusCode::unsupported);
   expect(
-      "rank 2: q: expected 8 rows, those of rank 2 of 3 of ring.seqlen = 24 (fa3_ring_rows has "
+      "rank 2: q: expected 8 rows, those of rank 2 of 3 of ring.seqlen = 24 (fa3_ring_pieces has "
       "them), got 16",
       [](int rank, ForwardArgs*, Ring* ring) { ring->seqlen = rank == 2 ? 24 : kRows; });
 }

@@ -190,13 +190,12 @@ class Comms {
 };
 
 inline std::vector<int64_t> rows_held(const Ring& ring, int world, int rank) {
+  std::vector<fa3_ring_piece> pieces;
+  EXPECT_TRUE(pieces_of_rank(ring, world, rank, &pieces).ok());
   std::vector<int64_t> rows;
-  for (int document = 0; document < std::max(ring.num_documents, 1); ++document) {
-    int64_t bounds[4];
-    EXPECT_TRUE(rows_of_rank(ring, world, rank, bounds, document).ok());
-    for (int i : {0, 2}) {
-      for (int64_t row = bounds[i]; row < bounds[i + 1]; ++row) rows.push_back(row);
-    }
+  for (const fa3_ring_piece& of : pieces) {
+    const int64_t start = ring.num_documents > 0 ? ring.cu_seqlens[of.document] : 0;
+    for (int64_t i = of.begin; i < of.end; ++i) rows.push_back(start + i);
   }
   return rows;
 }

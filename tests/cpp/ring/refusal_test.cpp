@@ -52,7 +52,7 @@ TEST_F(RingRefusal, ACommunicatorThatHasFailed) {
 
 TEST_F(RingRefusal, AnotherLayout) {
   ring_.layout = 7;
-  expect(forward_, StatusCode::invalid_argument, "ring.layout: expected FA3_RING_ZIGZAG");
+  expect(forward_, StatusCode::invalid_argument, "ring.layout: expected an fa3_ring_layout, got 7");
 }
 
 TEST(RingCoverRefusal, NamesTheArgument) {
@@ -166,12 +166,12 @@ TEST_F(RingRefusal, DocumentsThatAreNone) {
 }
 
 TEST_F(RingRefusal, RowsOfARankThatIsNotThere) {
-  int64_t rows[4];
-  EXPECT_EQ(rows_of_rank(ring_, 2, 2, rows).message(), "rank: expected [0, 2), got 2");
-  EXPECT_EQ(rows_of_rank(ring_, 0, 0, rows).message(), "world: expected at least one rank, got 0");
-  EXPECT_EQ(rows_of_rank(ring_, 2, 0, nullptr).message(),
-            "rows: expected a place for four numbers, got null");
-  EXPECT_EQ(rows_of_rank(ring_, 2, 0, rows, 1).message(), "document: expected [0, 1), got 1");
+  std::vector<fa3_ring_piece> pieces;
+  EXPECT_EQ(pieces_of_rank(ring_, 2, 2, &pieces).message(), "rank: expected [0, 2), got 2");
+  EXPECT_EQ(pieces_of_rank(ring_, 0, 0, &pieces).message(),
+            "world: expected at least one rank, got 0");
+  EXPECT_EQ(fa3_ring_pieces(&ring_, 2, 0, nullptr, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(fa3_last_error()), "count: expected a place for a number, got null");
 }
 
 // A message that fails ends the call with NCCL's words, and leaves no group open.

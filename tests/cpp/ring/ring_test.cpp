@@ -13,9 +13,8 @@ namespace fa3::test {
 namespace {
 
 std::string text_of(const Case& of) {
-  return std::string(of.layout == FA3_RING_ZIGZAG ? "zigzag" : "contiguous") + ", window " +
-         std::to_string(of.left) + ", " + std::to_string(of.right) + (of.causal ? ", causal" : "") +
-         (of.has_sink ? ", sink" : "") +
+  return "layout " + std::to_string(of.layout) + ", window " + std::to_string(of.left) + ", " +
+         std::to_string(of.right) + (of.causal ? ", causal" : "") + (of.has_sink ? ", sink" : "") +
          (of.is_packed() ? ", documents at " + testing::PrintToString(of.starts) : "");
 }
 
@@ -32,6 +31,7 @@ const Case kCases[] = {
     {.layout = FA3_RING_CONTIGUOUS, .left = 9, .causal = true},
     {.layout = FA3_RING_CONTIGUOUS, .left = 2, .causal = true, .has_sink = true},
     {.layout = FA3_RING_CONTIGUOUS, .left = 20, .right = 5, .has_d_lse = true},
+    {.layout = FA3_RING_BY_DOCUMENT, .left = 9, .causal = true},
 };
 
 TEST(Ring, IsOneCallOverTheWhole) {

@@ -66,7 +66,8 @@ const Case kCases[] = {
     {FA3_RING_ZIGZAG, {3, 2}},      {FA3_RING_ZIGZAG, {kUnbounded, 4}},
     {FA3_RING_CONTIGUOUS, {}},      {FA3_RING_CONTIGUOUS, {kUnbounded, 0}},
     {FA3_RING_CONTIGUOUS, {5, 0}},  {FA3_RING_CONTIGUOUS, {2, kUnbounded}},
-    {FA3_RING_CONTIGUOUS, {40, 9}},
+    {FA3_RING_CONTIGUOUS, {40, 9}}, {FA3_RING_BY_DOCUMENT, {kUnbounded, 0}},
+    {FA3_RING_BY_DOCUMENT, {3, 4}},
 };
 
 void check_all_pairs(const Whole& whole) {
