@@ -110,205 +110,72 @@ using namespace fa3::api;
 
 extern "C" {
 
-void fa3_forward_params_init_sized(fa3_forward_params* params, size_t struct_size) {
-  init_sized(params, struct_size);
-}
+// The functions that every kind of call has: fa3.h and mla.h declare each by its name.
+//
+// A call that is planned and may need workspace:
+#define FA3_PLANNED_CALL(call)                                                                    \
+  void call##_params_init_sized(call##_params* params, size_t struct_size) {                      \
+    init_sized(params, struct_size);                                                              \
+  }                                                                                               \
+  fa3_status call##_supported(const call##_params* params) {                                      \
+    return supported(params);                                                                     \
+  }                                                                                               \
+  fa3_status call##_workspace_size(const call##_params* params, size_t* bytes) {                  \
+    return workspace_size(params, bytes);                                                         \
+  }                                                                                               \
+  fa3_status call(const call##_params* params, void* workspace, size_t workspace_bytes,           \
+                  void* stream) {                                                                 \
+    return run_with_workspace(params, {workspace, workspace_bytes}, stream);                      \
+  }                                                                                               \
+  fa3_status call##_with_allocator(const call##_params* params, fa3_workspace_allocator allocate, \
+                                   void* context, void* stream) {                                 \
+    return run_with_allocator(params, allocate, context, stream);                                 \
+  }
+#define FA3_PLAN_TEXT(call)                                                             \
+  fa3_status call##_plan_text(const call##_params* params, char* text, size_t capacity, \
+                              size_t* needed) {                                         \
+    return text_of_plan(params, text, capacity, needed);                                \
+  }
+// A pass whose block mask may come as lists:
+#define FA3_LISTED_CALL(call)                                                                     \
+  fa3_status call##_query(const call##_params* params, fa3_answer* answer) {                      \
+    return with_params(params, [&](const auto& p) { return query(p, answer); });                  \
+  }                                                                                               \
+  fa3_status call##_block_lists_size(const call##_params* params, size_t* bytes) {                \
+    return with_params(params, [&](const auto& p) { return block_lists_size(p, bytes); });        \
+  }                                                                                               \
+  fa3_status call##_make_block_lists(const call##_params* params, void* memory,                   \
+                                     size_t memory_bytes, void* stream, fa3_block_lists* lists) { \
+    return with_params(params, [&](const auto& p) {                                               \
+      return make_block_lists(p, {memory, memory_bytes}, stream, lists);                          \
+    });                                                                                           \
+  }
+#define FA3_CALL_WITHOUT_WORKSPACE(call)                                       \
+  void call##_params_init_sized(call##_params* params, size_t struct_size) {   \
+    init_sized(params, struct_size);                                           \
+  }                                                                            \
+  fa3_status call(const call##_params* params, void* stream) {                 \
+    return with_params(params, [&](const auto& p) { return run(p, stream); }); \
+  }
 
-void fa3_backward_params_init_sized(fa3_backward_params* params, size_t struct_size) {
-  init_sized(params, struct_size);
-}
-
-void fa3_merge_params_init_sized(fa3_merge_params* params, size_t struct_size) {
-  init_sized(params, struct_size);
-}
-
-void fa3_quantize_params_init_sized(fa3_quantize_params* params, size_t struct_size) {
-  init_sized(params, struct_size);
-}
-
-fa3_status fa3_forward_supported(const fa3_forward_params* params) {
-  return supported(params);
-}
-fa3_status fa3_backward_supported(const fa3_backward_params* params) {
-  return supported(params);
-}
-
-fa3_status fa3_quantize_supported(const fa3_quantize_params* params) {
-  return supported(params);
-}
-
-fa3_status fa3_forward_query(const fa3_forward_params* params, fa3_answer* answer) {
-  return with_params(params, [&](const auto& p) { return query(p, answer); });
-}
-
-fa3_status fa3_backward_query(const fa3_backward_params* params, fa3_answer* answer) {
-  return with_params(params, [&](const auto& p) { return query(p, answer); });
-}
-
-fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* bytes) {
-  return workspace_size(params, bytes);
-}
-
-fa3_status fa3_backward_workspace_size(const fa3_backward_params* params, size_t* bytes) {
-  return workspace_size(params, bytes);
-}
-
-fa3_status fa3_quantize_workspace_size(const fa3_quantize_params* params, size_t* bytes) {
-  return workspace_size(params, bytes);
-}
-
-fa3_status fa3_forward_block_lists_size(const fa3_forward_params* params, size_t* bytes) {
-  return with_params(params, [&](const auto& p) { return block_lists_size(p, bytes); });
-}
-
-fa3_status fa3_backward_block_lists_size(const fa3_backward_params* params, size_t* bytes) {
-  return with_params(params, [&](const auto& p) { return block_lists_size(p, bytes); });
-}
-
-fa3_status fa3_forward_make_block_lists(const fa3_forward_params* params, void* memory,
-                                        size_t memory_bytes, void* stream, fa3_block_lists* lists) {
-  return with_params(params, [&](const auto& p) {
-    return make_block_lists(p, {memory, memory_bytes}, stream, lists);
-  });
-}
-
-fa3_status fa3_backward_make_block_lists(const fa3_backward_params* params, void* memory,
-                                         size_t memory_bytes, void* stream,
-                                         fa3_block_lists* lists) {
-  return with_params(params, [&](const auto& p) {
-    return make_block_lists(p, {memory, memory_bytes}, stream, lists);
-  });
-}
-
-fa3_status fa3_forward_plan_text(const fa3_forward_params* params, char* text, size_t capacity,
-                                 size_t* needed) {
-  return text_of_plan(params, text, capacity, needed);
-}
-
-fa3_status fa3_backward_plan_text(const fa3_backward_params* params, char* text, size_t capacity,
-                                  size_t* needed) {
-  return text_of_plan(params, text, capacity, needed);
-}
+FA3_PLANNED_CALL(fa3_forward)
+FA3_PLANNED_CALL(fa3_backward)
+FA3_PLANNED_CALL(fa3_quantize)
+FA3_PLANNED_CALL(fa3_mla_forward)
+FA3_PLANNED_CALL(fa3_mla_backward)
+FA3_PLAN_TEXT(fa3_forward)
+FA3_PLAN_TEXT(fa3_backward)
+FA3_PLAN_TEXT(fa3_mla_forward)
+FA3_PLAN_TEXT(fa3_mla_backward)
+FA3_LISTED_CALL(fa3_forward)
+FA3_LISTED_CALL(fa3_backward)
+FA3_CALL_WITHOUT_WORKSPACE(fa3_merge)
+FA3_CALL_WITHOUT_WORKSPACE(fa3_append)
+FA3_CALL_WITHOUT_WORKSPACE(fa3_mla_append)
+FA3_CALL_WITHOUT_WORKSPACE(fa3_mla_gather)
 
 fa3_status fa3_forward_validate(const fa3_forward_params* params, void* stream) {
   return with_params(params, [&](const fa3_forward_params& p) { return validate(p, stream); });
-}
-
-fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes,
-                       void* stream) {
-  return run_with_workspace(params, {workspace, workspace_bytes}, stream);
-}
-
-fa3_status fa3_backward(const fa3_backward_params* params, void* workspace, size_t workspace_bytes,
-                        void* stream) {
-  return run_with_workspace(params, {workspace, workspace_bytes}, stream);
-}
-
-fa3_status fa3_quantize(const fa3_quantize_params* params, void* workspace, size_t workspace_bytes,
-                        void* stream) {
-  return run_with_workspace(params, {workspace, workspace_bytes}, stream);
-}
-
-fa3_status fa3_forward_with_allocator(const fa3_forward_params* params,
-                                      fa3_workspace_allocator allocate, void* context,
-                                      void* stream) {
-  return run_with_allocator(params, allocate, context, stream);
-}
-
-fa3_status fa3_backward_with_allocator(const fa3_backward_params* params,
-                                       fa3_workspace_allocator allocate, void* context,
-                                       void* stream) {
-  return run_with_allocator(params, allocate, context, stream);
-}
-
-fa3_status fa3_quantize_with_allocator(const fa3_quantize_params* params,
-                                       fa3_workspace_allocator allocate, void* context,
-                                       void* stream) {
-  return run_with_allocator(params, allocate, context, stream);
-}
-
-fa3_status fa3_merge(const fa3_merge_params* params, void* stream) {
-  return with_params(params, [&](const fa3_merge_params& p) { return run(p, stream); });
-}
-
-void fa3_append_params_init_sized(fa3_append_params* params, size_t struct_size) {
-  init_sized(params, struct_size);
-}
-
-fa3_status fa3_append(const fa3_append_params* params, void* stream) {
-  return with_params(params, [&](const fa3_append_params& p) { return run(p, stream); });
-}
-
-void fa3_mla_forward_params_init_sized(fa3_mla_forward_params* params, size_t struct_size) {
-  init_sized(params, struct_size);
-}
-
-void fa3_mla_backward_params_init_sized(fa3_mla_backward_params* params, size_t struct_size) {
-  init_sized(params, struct_size);
-}
-
-void fa3_mla_append_params_init_sized(fa3_mla_append_params* params, size_t struct_size) {
-  init_sized(params, struct_size);
-}
-
-void fa3_mla_gather_params_init_sized(fa3_mla_gather_params* params, size_t struct_size) {
-  init_sized(params, struct_size);
-}
-
-fa3_status fa3_mla_forward_supported(const fa3_mla_forward_params* params) {
-  return supported(params);
-}
-
-fa3_status fa3_mla_forward_workspace_size(const fa3_mla_forward_params* params, size_t* bytes) {
-  return workspace_size(params, bytes);
-}
-
-fa3_status fa3_mla_forward_plan_text(const fa3_mla_forward_params* params, char* text,
-                                     size_t capacity, size_t* needed) {
-  return text_of_plan(params, text, capacity, needed);
-}
-
-fa3_status fa3_mla_forward(const fa3_mla_forward_params* params, void* workspace,
-                           size_t workspace_bytes, void* stream) {
-  return run_with_workspace(params, {workspace, workspace_bytes}, stream);
-}
-
-fa3_status fa3_mla_forward_with_allocator(const fa3_mla_forward_params* params,
-                                          fa3_workspace_allocator allocate, void* context,
-                                          void* stream) {
-  return run_with_allocator(params, allocate, context, stream);
-}
-
-fa3_status fa3_mla_backward_supported(const fa3_mla_backward_params* params) {
-  return supported(params);
-}
-
-fa3_status fa3_mla_backward_workspace_size(const fa3_mla_backward_params* params, size_t* bytes) {
-  return workspace_size(params, bytes);
-}
-
-fa3_status fa3_mla_backward_plan_text(const fa3_mla_backward_params* params, char* text,
-                                      size_t capacity, size_t* needed) {
-  return text_of_plan(params, text, capacity, needed);
-}
-
-fa3_status fa3_mla_backward(const fa3_mla_backward_params* params, void* workspace,
-                            size_t workspace_bytes, void* stream) {
-  return run_with_workspace(params, {workspace, workspace_bytes}, stream);
-}
-
-fa3_status fa3_mla_backward_with_allocator(const fa3_mla_backward_params* params,
-                                           fa3_workspace_allocator allocate, void* context,
-                                           void* stream) {
-  return run_with_allocator(params, allocate, context, stream);
-}
-
-fa3_status fa3_mla_append(const fa3_mla_append_params* params, void* stream) {
-  return with_params(params, [&](const fa3_mla_append_params& p) { return run(p, stream); });
-}
-
-fa3_status fa3_mla_gather(const fa3_mla_gather_params* params, void* stream) {
-  return with_params(params, [&](const fa3_mla_gather_params& p) { return run(p, stream); });
 }
 
 fa3_status fa3_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, int64_t batch,
