@@ -128,6 +128,16 @@ Status choose_engine(const P& problem, Choice* choice) {
 
 }  // namespace
 
+std::span<const AbsentEngine> absent_engines() {
+#ifdef FA3_HAS_CUDA
+  return {};
+#else
+  static constexpr AbsentEngine kAbsent[] = {{"hopper", FA3_ENGINE_HOPPER},
+                                             {"ampere", FA3_ENGINE_AMPERE}};
+  return kAbsent;
+#endif
+}
+
 Availability probe(const Engine& engine) {
   const NoFork no_fork;
   return engine.probe();

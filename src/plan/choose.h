@@ -3,6 +3,8 @@
 // Problem -> engine and Plan. Picks among the engines for the tensors' memory; never moves data.
 #pragma once
 
+#include <span>
+
 #include "engine/engine.h"
 
 namespace fa3 {
@@ -13,6 +15,14 @@ struct Choice {
   // No engine that is available and comes before has refused the problem. Known with words alone.
   bool is_first = true;
 };
+
+// An engine for GPUs that this build leaves out, as it has no CUDA.
+struct AbsentEngine {
+  const char* name;
+  fa3_engine_id id;
+};
+
+std::span<const AbsentEngine> absent_engines();
 
 // Looks for the engine's device. That may load a driver, in the middle of which a forked child
 // could not go on: so nobody forks meanwhile.

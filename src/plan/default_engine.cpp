@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "engine/engine.h"
+#include "plan/choose.h"
 #include "process/first_use.h"
 
 namespace fa3 {
@@ -35,16 +36,6 @@ const Named& named_engine() {
 }
 
 }  // namespace
-
-std::span<const AbsentEngine> absent_engines() {
-#ifdef FA3_HAS_CUDA
-  return {};
-#else
-  static constexpr AbsentEngine kAbsent[] = {{"hopper", FA3_ENGINE_HOPPER},
-                                             {"ampere", FA3_ENGINE_AMPERE}};
-  return kAbsent;
-#endif
-}
 
 Status default_engine(int32_t memory, fa3_engine_id* engine) {
   const Named& named = named_engine();

@@ -7,18 +7,9 @@
 #include <fa3/fa3.h>
 #include <fa3/status.h>
 
-#include <span>
 #include <string>
 
 namespace fa3 {
-
-// An engine for GPUs that this build leaves out, as it has no CUDA.
-struct AbsentEngine {
-  const char* name;
-  fa3_engine_id id;
-};
-
-std::span<const AbsentEngine> absent_engines();
 
 // The engine of a call on tensors in this memory: the one that the environment names if it takes
 // such tensors, else FA3_ENGINE_AUTO.
