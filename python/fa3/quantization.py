@@ -121,15 +121,14 @@ def quantize_together(
             named("k", quantize, k, center=center, **common, **turned, **of_k),
             named("v", quantize, v, center=center, transposed=transposed, **common, **of_k),
         )
-    options = []
+    sides = []
     for each in (of_q, of_k):
         cu_seqlens, longest_of = each["cu_seqlens"], each["max_seqlen"]
         if longest_of == 0 and cu_seqlens is not None:
             longest_of = longest(cu_seqlens)
-        options += in_int32(cu_seqlens), in_int32(each["seqused"]), longest_of
-    options += transposed, engine_id(engine), num_threads
-    backend = torch_backend()
-    found = backend.quantize_together(q, k, v, scaling, center, hadamard, seed, *options)
+        sides.append((in_int32(cu_seqlens), in_int32(each["seqused"]), longest_of))
+    options = scaling, center, hadamard, seed, *sides, transposed, engine_id(engine), num_threads
+    found = torch_backend().quantize_together(q, k, v, *options)
     return tuple(Quantized(*each) for each in found)
 
 

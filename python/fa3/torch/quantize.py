@@ -64,9 +64,6 @@ TOGETHER = (
 )
 
 
-LENGTHS = "cu_seqlens_q", "seqused_q", "cu_seqlens_k", "seqused_k"
-
-
 def shapes_together(q, k, v, scaling, center, hadamard, seed, *options):
     """What quantize() gives of each. q has no mean; v alone may be transposed."""
     cu_q, _, max_q, cu_k, _, max_k, transposed, *_ = options
@@ -110,10 +107,13 @@ run_together = define(
 )
 
 
-def quantize_together(q, k, v, scaling, center, *options):
-    """(x, descale, mean or None) of each. options: in the order of the operator's."""
-    for name, tensor in zip(LENGTHS, (*options[2:4], *options[5:7]), strict=True):
-        if tensor is not None:
-            refuse_other_than_tensor(name, tensor)
-    found = run_together(q, k, v, scaling, center, *options)
+def quantize_together(q, k, v, scaling, center, hadamard, seed, lengths_q, lengths_k, *options):
+    """(x, descale, mean or None) of each. lengths_q, lengths_k: cu_seqlens, seqused, max_seqlen.
+    options: the operator's behind these."""
+    for side, (cu_seqlens, seqused, _) in (("q", lengths_q), ("k", lengths_k)):
+        for name, tensor in (("cu_seqlens", cu_seqlens), ("seqused", seqused)):
+            if tensor is not None:
+                refuse_other_than_tensor(f"{name}_{side}", tensor)
+    lengths = *lengths_q, *lengths_k
+    found = run_together(q, k, v, scaling, center, hadamard, seed, *lengths, *options)
     return [(*found[at : at + 2], found[at + 2] if center and at > 0 else None) for at in (0, 3, 6)]
