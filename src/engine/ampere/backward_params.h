@@ -4,6 +4,7 @@
 
 #include "core/mask/block_mask.h"
 #include "core/seqlen.h"
+#include "engine/cuda/backward/gate_rows.h"
 #include "engine/cuda/backward/query_scratch.h"
 #include "engine/cuda/feature_params.h"
 #include "engine/cuda/softmax/score_captures.h"
@@ -52,6 +53,10 @@ struct PreprocessParams {
   const float* sink;   // one for each query head; null: none
   float* sink_sums;    // for each CTA: the sinks' P times Delta
   bool whole_vectors;  // rows of O and dO are multiples of 16 bytes, and begin at such
+};
+
+struct GatedPreprocessParams : PreprocessParams {
+  GateRows gate;
 };
 
 struct BackwardParams {

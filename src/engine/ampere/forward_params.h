@@ -8,6 +8,7 @@
 #include "core/scales.h"
 #include "engine/ampere/tile_schedule.h"
 #include "engine/cuda/feature_params.h"
+#include "engine/cuda/softmax/outputs.h"
 #include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/divisor.h"
@@ -40,6 +41,7 @@ struct ForwardParams {
   bool cache_is_e5m2;          // likewise; else e4m3
   bool output_is_plain;        // rows of whole 16 bytes, of the kernel's type
   BlockMask block_mask;        // of kernels that look at one
+  cuda::OutputParams outputs;  // most kernels have none of these
 #ifdef FA3_SCORE_FUNCTION      // ScoredForwardParams of the host
   cuda::ScoreCaptures captures;
 #endif

@@ -24,15 +24,19 @@ __device__ __forceinline__ uint4 load_row_vector(const RowTensor& t, int64_t off
   return {vector[0], vector[1], vector[2], vector[3]};
 }
 
-// `Lanes` share a row of O: lanes_per_row() of its columns.
-template <Element E, int Lanes>
-__global__ void __launch_bounds__(kPreprocessThreads)
-    preprocess_kernel(const __grid_constant__ PreprocessParams p) {
+// The CTA's block of rows. The last first: then the L2 cache still has what the main kernel begins
+// with.
+__device__ __forceinline__ int preprocess_number() {
+  return int(gridDim.x - 1 - blockIdx.x);
+}
+
+// `Lanes` share a row of O: lanes_per_row() of its columns. see(row, column, o, d_o, product) is
+// called for each vector, `product`: rowsum(dO * O).
+template <Element E, int Lanes, class See>
+__device__ __forceinline__ void preprocess(const PreprocessParams& p, int number,
+                                           const RowBlock& rows, const See& see) {
   constexpr int kRowsAtOnce = kPreprocessThreads / Lanes;
   constexpr int kPasses = kPreprocessRows / kRowsAtOnce;
-  // The last first: then the L2 cache still has what the main kernel begins with.
-  const int number = int(gridDim.x - 1 - blockIdx.x);
-  const RowBlock rows = RowBlock::of(p.grid, number);
   const int lane = int(threadIdx.x) % Lanes, column = lane * kVectorColumns;
   const int first_row = rows.block * kPreprocessRows;
   const int own_row = first_row + int(threadIdx.x) / Lanes;
@@ -69,6 +73,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
       product += __shfl_xor_sync(0xffffffff, product, distance);
     }
     const int row = own_row + i * kRowsAtOnce;
+    see(row, column, o[i], d_o[i], product);
     if (lane == 0 && row < padded) {
       scratch.lse_log2[scratch_row + row] = statistics[i].lse_log2();
       scratch.delta[scratch_row + row] = statistics[i].delta(product);
@@ -79,6 +84,13 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     of_sink = block_sum<kPreprocessThreads>(of_sink);
     if (threadIdx.x == 0) p.sink_sums[number] = of_sink;
   }
+}
+
+template <Element E, int Lanes>
+__global__ void __launch_bounds__(kPreprocessThreads)
+    preprocess_kernel(const __grid_constant__ PreprocessParams p) {
+  const int number = preprocess_number();
+  preprocess<E, Lanes>(p, number, RowBlock::of(p.grid, number), [](auto&&...) {});
 }
 
 }  // namespace fa3::ampere

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/softmax/outputs.h"
 #include "engine/cuda/tile/tile_layout.h"
 
 namespace fa3::ampere {
@@ -31,6 +32,7 @@ struct ForwardConfig {
   bool dropout = false;
   bool quantized = false;   // keys and values are e4m3 or e5m2 in global memory
   bool block_mask = false;  // visits what a block mask shows; a tile has queries of one row of it
+  Outputs outputs = {};     // no built kernel has any: compiled at run time
 
   FA3_HD constexpr ForwardConfig with(Element e) const {
     ForwardConfig c = *this;
@@ -47,6 +49,8 @@ struct ForwardConfig {
     if (ctas_per_sm > 2) c.ctas_per_sm = 2;
     return c;
   }
+
+  FA3_HD constexpr bool gated() const { return outputs.gate != Gate::kNone; }
 
   FA3_HD constexpr int threads() const { return warps * kWarpSize; }
   FA3_HD constexpr int warp_rows() const { return block_m / warps; }

@@ -18,6 +18,7 @@
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/ptx/smem.cuh"
 #include "engine/cuda/softmax/epilogue.cuh"
+#include "engine/cuda/softmax/output_gate.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
 // into the host stub, and forgets to declare that name.
@@ -87,6 +88,19 @@ __device__ __forceinline__ auto values_of(const ForwardParams& params, const Til
   }
 }
 
+// Finishes the rows of O that begin with `first_row`: `values`, and the gate.
+template <ForwardConfig C, class Values>
+__device__ __forceinline__ auto gated(const ForwardParams& params, const QueryRows& queries,
+                                      int first_row, const Values& values) {
+  if constexpr (C.gated()) {
+    static constexpr EarlyLogits<0> kEarly;
+    return GatedValues<C.outputs.gate, C.outputs.gate_type, Values, EarlyLogits<0>>{
+        values, params.outputs.gate, params.output.pack, queries, first_row, kEarly};
+  } else {
+    return values;
+  }
+}
+
 // S of a block. Where it is computed `again`, the next one has been asked for.
 template <ForwardConfig C>
 __device__ __forceinline__ void multiply_keys(WarpTile<C>& r, MatrixRows<C.q_tile()> q_rows,
@@ -115,9 +129,9 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Ti
   if (params.output_is_plain) {
 #pragma unroll
     for (int t = 0; t < C.row_tiles(); ++t) {
-      store_rows<C.element, -C.headroom_log2(), true>(output, rows, first_row + t * kRowsPerWarp,
-                                                      r.output[t], r.rows[t],
-                                                      values_of<C>(params, work));
+      store_rows<C.element, -C.headroom_log2(), true>(
+          output, rows, first_row + t * kRowsPerWarp, r.output[t], r.rows[t],
+          gated<C>(params, rows, first_row + t * kRowsPerWarp, values_of<C>(params, work)));
     }
     return;
   }
@@ -125,7 +139,21 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Ti
   for (int t = 0; t < C.row_tiles(); ++t) {
     store_rows<C.element, -C.headroom_log2(), true, true, true>(
         output, rows, first_row + t * kRowsPerWarp, r.output[t], r.rows[t],
-        values_of<C>(params, work));
+        gated<C>(params, rows, first_row + t * kRowsPerWarp, values_of<C>(params, work)));
+  }
+}
+
+// The largest scores of a warp's rows join those of their heads.
+template <ForwardConfig C>
+__device__ __forceinline__ void raise_max_logits(const ForwardParams& params,
+                                                 const TileWork<C>& work, const WarpTile<C>& r) {
+  const MaxLogitParams& to = params.outputs.max_logit;
+  const float scale = to.scale * (C.quantized ? cache_scale(params.cache_scales.key, work) : 1.0f);
+  const int first_row = work.first_row(int(thread_in_block()) / kWarpSize);
+#pragma unroll
+  for (int t = 0; t < C.row_tiles(); ++t) {
+    cuda::raise_max_logits(to, work.tile.sequence, params.output.pack, work.tile.rows.queries,
+                           first_row + t * kRowsPerWarp, r.largest[t], {scale, scale});
   }
 }
 
@@ -195,6 +223,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   }
   // Copies that nobody waited for: there were no keys.
   cp_async_wait_all();
+  if constexpr (C.outputs.max_logit) raise_max_logits(params, work, r);
   store_tile<C>(params, work, r);
 }
 

@@ -78,6 +78,7 @@ class ScoreStep {
   // False: P has overflowed in the registers that held the scores. With their products there once
   // more, the step is to be taken `again`.
   __device__ __forceinline__ bool take(Tile& r, int block, bool again) {
+    if constexpr (C.outputs.max_logit) see_products(r, block);
     prepare(r, block);
     int place = block;
     if constexpr (C.block_mask) place = work_.place_of(block);
@@ -109,6 +110,19 @@ class ScoreStep {
     } else {
       return Plain(params);
     }
+  }
+
+  // A softcap makes finite scores of what is hidden here, so it is hidden again behind that.
+  __device__ __forceinline__ void see_products(Tile& r, int block) const {
+    int place = block;
+    if constexpr (C.block_mask) place = work_.place_of(block);
+    const int first_key = place * C.block_n;
+    if (uniform(place >= blocks().masked_from || blocks().edge.hides_left(first_key)) != 0) {
+      mask(r, first_key);
+    }
+    if constexpr (C.block_mask) hides_by_bits(r, block, first_key);
+#pragma unroll
+    for (int t = 0; t < Tile::kRowTiles; ++t) r.see_products(t, r.scores[t]);
   }
 
   __device__ __forceinline__ void prepare(Tile& r, int block) const {

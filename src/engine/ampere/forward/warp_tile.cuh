@@ -7,6 +7,7 @@
 #include "engine/ampere/config/forward_config.h"
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/ptx/smem.cuh"
+#include "engine/cuda/softmax/max_logit.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
 
 namespace fa3::ampere {
@@ -35,8 +36,32 @@ struct MatrixRows {
   }
 };
 
+// The largest product of each row of a kernel with max_logit; of others nothing.
+template <ForwardConfig C, bool On = C.outputs.max_logit>
+struct LargestProducts {
+  __device__ __forceinline__ void forget_largest() {}
+};
 template <ForwardConfig C>
-struct WarpTile {
+struct LargestProducts<C, true> {
+  float largest[C.row_tiles()][kRowsPerThread];
+
+  __device__ __forceinline__ void forget_largest() {
+#pragma unroll
+    for (auto& of_tile : largest) of_tile[0] = of_tile[1] = -kInfinity;
+  }
+  template <int Count>
+  __device__ __forceinline__ void see_products(int row_tile, const float (&products)[Count]) {
+    float most[kRowsPerThread];
+    largest_of_rows<0, Count>(products, most);
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      largest[row_tile][r] = max_nan(largest[row_tile][r], most[r]);
+    }
+  }
+};
+
+template <ForwardConfig C>
+struct WarpTile : LargestProducts<C> {
   static constexpr int kRowTiles = C.row_tiles();
   static constexpr int kScores = C.block_n / 2;      // a thread's, of 16 rows
   static constexpr int kOutputs = C.head_dim_v / 2;  // likewise
@@ -49,6 +74,7 @@ struct WarpTile {
   uint32_t q[kKeptSteps > 0 ? kKeptSteps : 1][kRowTiles][4];
 
   __device__ __forceinline__ void clear() {
+    this->forget_largest();
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
 #pragma unroll

@@ -10,6 +10,7 @@ namespace fa3::ampere {
 struct BackwardKernel {
   BackwardConfig config;
   const void* preprocess;
+  const void* gated_preprocess;  // GatedPreprocessParams
   const void* main;
   const void* postprocess;
   int smem_bytes;  // of the main kernel

@@ -28,10 +28,12 @@ class Arrays {
              .numbers = {int(plan.scratch_blocks), int(plan.call.q.heads)}},
             plan.call.lengths_q.in_one_tensor};
     sink_sums = at<float>(w_.sink_sums);
+    d_o = cuda::behind_gate(plan.call, at<uint16_t>(w_.d_a));
   }
 
   ScratchRows rows;
   float* sink_sums;
+  TensorSpan d_o;  // the main kernel's
 
  private:
   template <class T>
@@ -79,7 +81,7 @@ BackwardParams main_params(const BackwardPlan& plan, const Arrays& arrays) {
   BackwardParams p{.q = copied(a.q),
                    .k = copied(a.k),
                    .v = copied(a.v),
-                   .d_o = copied(a.d_o),
+                   .d_o = copied(arrays.d_o),
                    .dk = stored(a.dk),
                    .dv = stored(a.dv),
                    .rows = arrays.rows,
@@ -132,10 +134,11 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
   cudaError_t error = cudaSuccess;
   if (launches & kPreprocess) {
     error = clear_semaphores(plan, arrays, stream);
-    PreprocessParams p = preprocess_params(plan, arrays);
+    GatedPreprocessParams p{preprocess_params(plan, arrays), {}};
+    if (a.has_gate()) p.gate = GateRows::of(a.gate, a.d_gate, row_tensor(arrays.d_o));
     if (error == cudaSuccess) {
-      error = cuda::launch(kernel.preprocess, unsigned(plan.grids.preprocess), kPreprocessThreads,
-                           0, &p, {}, stream);
+      error = cuda::launch(a.has_gate() ? kernel.gated_preprocess : kernel.preprocess,
+                           unsigned(plan.grids.preprocess), kPreprocessThreads, 0, &p, {}, stream);
     }
   }
   if (error == cudaSuccess && launches & kMain) {

@@ -71,7 +71,8 @@ ForwardParams params_of(const ForwardPlan& plan, void* workspace) {
       .cache_scales = call.cache_scales,
       .cache_is_e5m2 = call.cache_is_e5m2,
       .output_is_plain = false,
-      .block_mask = call.block_mask};
+      .block_mask = call.block_mask,
+      .outputs = {call.gate, call.max_logit}};
   if (params.capped) {
     params.soft_cap = cuda::SoftCap::of(call.scale, call.softcap);
     params.scale_log2 = 1.0f;
@@ -99,6 +100,9 @@ cudaError_t launch_forward(const ForwardPlan& plan, const cuda::ScoreCaptures* c
     };
     move_to(params.output.o, whole_o, params.output.o_is_float32 ? sizeof(float) : 2);
     if (call.has_keys) move_to(params.v.tensor, call.v.data, call.v.element_bytes);
+    if (call.gate.kind != cuda::Gate::kRows) {
+      move_to(params.outputs.gate.logits, call.gate.logits.data, bytes_of(call.gate.type));
+    }
     params.v.in_chunks =
         plan.v_width == kWidestCopy && ends_with_chunk(columns) && !call.places.paged();
     params.output_is_plain =

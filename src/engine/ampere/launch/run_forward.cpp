@@ -33,28 +33,38 @@ MergeProblem merge_of(const Problem& problem, const PartialResults& partials, vo
           .device_index = problem.device_index};
 }
 
-// The kernel of a score function is found or made here.
-Status find_kernel(const fa3_score_function& score, int device, ForwardKernel* kernel) {
+// The kernel of a score function, or of one with outputs, is found or made here.
+Status find_kernel(const fa3_score_function* score, int device, ForwardKernel* kernel) {
+  const ForwardConfig& c = kernel->config;
+  if (score == nullptr && !c.outputs.any()) return {};
   cuda::Capability gpu;
   FA3_TRY(cuda::find_capability(device, &gpu));
-  return cuda::find_kernel(score_key(score, kernel->config, gpu), score.compiler, &kernel->function,
-                           [&] { return score_program(score, kernel->config, gpu); });
+  if (score == nullptr) {
+    return cuda::find_kernel(output_key(c, gpu), nullptr, &kernel->function,
+                             [&] { return output_program(c, gpu); });
+  }
+  return cuda::find_kernel(score_key(*score, c, gpu), score->compiler, &kernel->function,
+                           [&] { return score_program(*score, c, gpu); });
 }
 
 }  // namespace
 
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
   auto decided = plan.decided.load<ForwardPlan>();
-  if (!decided.has_work()) return {};
   const cuda::DeviceScope scope(problem.device_index);
+  cudaError_t error = scope.error();
+  if (error == cudaSuccess && problem.max_logit.on) {
+    error = cuda::clear_max_logits(decided.call.max_logit, problem.batch, int(problem.heads_q),
+                                   static_cast<cudaStream_t>(stream));
+  }
+  if (!decided.has_work()) return cuda::finish(error, "ampere forward");
   const fa3_score_function* const score = problem.score;
   cuda::ScoreCaptures captures{};
+  FA3_TRY(find_kernel(score, problem.device_index, &decided.kernel));
   if (score != nullptr) {
-    FA3_TRY(find_kernel(*score, problem.device_index, &decided.kernel));
     if (score->only_compiles != 0) return {};
     captures = cuda::captures_of(*score);
   }
-  cudaError_t error = scope.error();
   if (error == cudaSuccess) {
     error = launch_forward(decided, score ? &captures : nullptr, workspace,
                            static_cast<cudaStream_t>(stream));
@@ -62,7 +72,8 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   if (error != cudaSuccess || !decided.partials.any()) {
     return cuda::finish(error, "ampere forward");
   }
-  return cuda::run_merge(merge_of(problem, decided.partials, workspace), stream);
+  return cuda::run_merge(merge_of(problem, decided.partials, workspace), stream,
+                         cuda::gate_of(problem, problem.head_dim_v));
 }
 
 }  // namespace fa3::ampere

@@ -11,11 +11,25 @@
 namespace fa3::ampere {
 namespace {
 
+constexpr char kForwardInclude[] = "#include \"engine/ampere/forward/forward_kernel.cuh\"\n";
+
+// A kernel with ForwardParams of that many bytes, in the engine's namespace.
+std::string forward_instance(const ForwardConfig& c, size_t params_bytes) {
+  return concat("constexpr ForwardConfig kConfig = ", cuda::text_of(c),
+                ";\nstatic_assert(sizeof(ForwardParams) == ", params_bytes,
+                ");\ntemplate __global__ void forward_kernel<kConfig>("
+                "const __grid_constant__ ForwardParams);\n");
+}
+
+std::string architecture_of(const cuda::Capability& gpu) {
+  return concat("sm_", gpu.major, gpu.minor);
+}
+
 cuda::ScoreKernel kernel_of(std::string includes, std::string text, const cuda::Capability& gpu) {
   return {.includes = std::move(includes),
           .text = std::move(text),
           .engine = "ampere",
-          .architecture = concat("sm_", gpu.major, gpu.minor),
+          .architecture = architecture_of(gpu),
           .headers = cuda::ampere_headers()};
 }
 
@@ -25,12 +39,16 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
                             const cuda::Capability& gpu) {
   return cuda::forward_program(
       score, cuda::traits_of(score),
-      kernel_of("#include \"engine/ampere/forward/forward_kernel.cuh\"\n",
-                concat("constexpr ForwardConfig kConfig = ", cuda::text_of(c),
-                       ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
-                       ");\ntemplate __global__ void forward_kernel<kConfig>("
-                       "const __grid_constant__ ForwardParams);\n"),
-                gpu));
+      kernel_of(kForwardInclude, forward_instance(c, sizeof(ScoredForwardParams)), gpu));
+}
+
+cuda::Program output_program(const ForwardConfig& c, const cuda::Capability& gpu) {
+  return {.text = concat(kForwardInclude, "namespace fa3::ampere {\n",
+                         forward_instance(c, sizeof(ForwardParams)), "}\n"),
+          .architecture = architecture_of(gpu),
+          .options = {"-std=c++20", "-default-device"},
+          .headers = cuda::ampere_headers(),
+          .what = "kernel with gate or max_logit"};
 }
 
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c,
@@ -51,6 +69,13 @@ cuda::ProgramKey score_key(const fa3_score_function& score, const ForwardConfig&
   return cuda::key_of("ampere forward", config, score, cuda::traits_of(score))
       .add(gpu.major)
       .add(gpu.minor);
+}
+
+cuda::ProgramKey output_key(const ForwardConfig& config, const cuda::Capability& gpu) {
+  cuda::ProgramKey key;
+  key.add("ampere outputs");
+  cuda::for_each_number(config, [&](int64_t number) { key.add(number); });
+  return key.add(gpu.major).add(gpu.minor);
 }
 
 cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program of a kernel of this engine that takes a score function (cuda/jit/score_program.h),
-// for a GPU of this compute capability.
+// The programs of this engine's kernels with a score function (cuda/jit/score_program.h), and of
+// those with a gate or max_logit (cuda/softmax/outputs.h), for a GPU of this compute capability.
 #pragma once
 
 #include "engine/ampere/config/backward_config.h"
@@ -17,7 +17,11 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& config,
                             const cuda::Capability& gpu);
 
+// A kernel with outputs and without a score function.
+cuda::Program output_program(const ForwardConfig& config, const cuda::Capability& gpu);
+
 // What these programs follow from.
+cuda::ProgramKey output_key(const ForwardConfig& config, const cuda::Capability& gpu);
 cuda::ProgramKey score_key(const fa3_score_function& score, const ForwardConfig& config,
                            const cuda::Capability& gpu);
 cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,

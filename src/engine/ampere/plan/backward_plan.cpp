@@ -29,6 +29,9 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   w.delta = place<float>(allocator, blocks, c.block_m);
   if (a.deterministic) w.dq_semaphore = place<int>(allocator, blocks, kSides);
   if (a.has_sink) w.sink_sums = place<float>(allocator, plan.grids.preprocess);
+  if (a.has_gate()) {
+    w.d_a = place<uint16_t>(allocator, a.d_o.batches, a.d_o.rows, a.q.heads, a.d_o.columns);
+  }
   w.bytes = allocator.bytes();
   return w;
 }
@@ -54,7 +57,9 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const cuda::BackwardCal
     return call.sequences + (lengths.in_one_tensor ? 1 : 0);
   };
   if (!call.has_no_queries()) {
-    plan.grids.preprocess = capped_product(call.sequences, call.q.heads, plan.preprocess_blocks);
+    // A gate has gradients where no sequence has rows.
+    const int64_t sequences = call.has_gate() ? owners(call.lengths_q) : call.sequences;
+    plan.grids.preprocess = capped_product(sequences, call.q.heads, plan.preprocess_blocks);
     plan.grids.postprocess =
         capped_product(owners(call.lengths_q), call.q.heads, plan.query_blocks);
   }

@@ -17,6 +17,7 @@ struct BackwardWorkspace {
   int64_t delta = kNone;
   int64_t dq_semaphore = kNone;  // deterministic calls
   int64_t sink_sums = kNone;     // calls with sinks
+  int64_t d_a = kNone;           // calls with a gate: (batches, rows, heads, columns of V)
   int64_t bytes = 0;
 };
 

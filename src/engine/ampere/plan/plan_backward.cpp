@@ -25,6 +25,7 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
   const BackwardConfig& c = plan.kernel.config;
   std::string why =
       concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why_the_row);
+  if (plan.call.has_gate()) why += "; preprocess applies the gate to dO";
   if (plan.call.deterministic) why += "; key blocks add to dQ in one order";
   return why;
 }

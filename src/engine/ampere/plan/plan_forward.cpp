@@ -28,6 +28,7 @@ std::string reasons(const ForwardPlan& plan, const char* why_the_row, bool batch
   if (const int splits = plan.schedule.num_splits; splits > 1) {
     why += concat("; split-KV: ", splits, " CTAs share the keys of a tile");
   }
+  if (c.outputs.any()) why += "; compiled at run time";
   if (batch_invariant) why += "; batch-invariant";
   if (plan.num_launches > 1) {
     why += concat("; V in ", plan.num_launches, " launches of ", cuda::kMaxColumnsV, " columns");
@@ -41,10 +42,11 @@ Status check_forward(const Problem& p) {
   if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
-  if (p.gate.on) return unsupported("no kernel for an output gate");
-  if (p.max_logit.on) return unsupported("no kernel for max_logit");
   if (p.score != nullptr && p.dropout.on()) {
     return unsupported("no kernel for dropout beside a score function");
+  }
+  if (p.score != nullptr && p.gate.on) {
+    return unsupported("no kernel for a score function beside an output gate");
   }
   FA3_TRY(cuda::check_cache_scales(p));
   if (!select_kernel(p, 0)) {
@@ -64,12 +66,13 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   const Row& row = *select_kernel(problem, smem_bytes + kOwnSmemBytes);
   ForwardKernel kernel = forward_kernel_at(row, cuda::element_of(problem.dtype));
   if (problem.score != nullptr) kernel.config = kernel.config.with_score_function();
-  const ForwardConfig& c = kernel.config;
-  const PackGqa pack = select_pack(problem, c);
+  const PackGqa pack = select_pack(problem, kernel.config);
   // Which split a key is in must not go by the other sequences.
   const bool splits = !problem.batch_invariant || problem.num_splits > 0;
-  const ForwardPlan decided =
-      plan_launch(kernel, call, pack, num_sms, splits ? problem.num_splits : 1);
+  ForwardPlan decided = plan_launch(kernel, call, pack, num_sms, splits ? problem.num_splits : 1);
+  ForwardConfig& c = decided.kernel.config;
+  c.outputs = call.outputs();
+  if (decided.partials.any()) c.outputs = {.max_logit = c.outputs.max_logit};  // merging gates
   if (decided.num_ctas() > cuda::kMaxTiles || pack.rows(call.q.rows) > cuda::kMaxRows) {
     return unsupported("more than 2^30 query tiles, or rows of queries times heads that share one");
   }
@@ -86,7 +89,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
         concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
                c.block_m, "x", c.block_n, c.quantized ? " quantized cache" : "",
                cuda::mask_name(call.mask), c.block_mask ? " block mask" : "",
-               c.dropout ? " dropout" : "", problem.score ? " with a score function" : "");
+               c.dropout ? " dropout" : "", problem.score ? " with a score function" : "",
+               problem.gate.on ? " gate" : "", problem.max_logit.on ? " max logit" : "");
     plan->why = reasons(decided, row.why, problem.batch_invariant);
   }
   return {};

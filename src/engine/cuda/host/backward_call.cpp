@@ -61,4 +61,14 @@ BackwardCall call_of(const BackwardProblem& p) {
                      p.gate.per_row ? 1 : int(p.head_dim_v)}};
 }
 
+TensorSpan behind_gate(const BackwardCall& call, void* memory) {
+  TensorSpan d_a = call.d_o;
+  if (!call.has_gate()) return d_a;
+  d_a.data = memory;
+  d_a.head_stride = d_a.columns;
+  d_a.row_stride = d_a.heads * d_a.columns;
+  d_a.batch_stride = d_a.rows * d_a.row_stride;
+  return d_a;
+}
+
 }  // namespace fa3::cuda

@@ -54,4 +54,7 @@ struct BackwardCall {
 
 BackwardCall call_of(const BackwardProblem& problem);
 
+// What the main kernel takes for dO: behind a gate a tensor without gaps in `memory`.
+TensorSpan behind_gate(const BackwardCall& call, void* memory);
+
 }  // namespace fa3::cuda

@@ -32,8 +32,9 @@ Status run_append(const AppendProblem& problem, void* stream);
 Status run_mla_append(const MlaAppendProblem& problem, void* stream);
 Status run_mla_gather(const MlaGatherProblem& problem, void* stream);
 
-// Merges partial attention over disjoint key sets. Any CUDA device would do.
-Status run_merge(const MergeProblem& problem, void* stream);
+// Merges partial attention over disjoint key sets, and gates the merged rows. Any CUDA device would
+// do.
+Status run_merge(const MergeProblem& problem, void* stream, const GateParams& gate = {});
 
 // Queues a launch before the forward kernel that raises these.
 cudaError_t clear_max_logits(const MaxLogitParams& to, int64_t sequences, int heads,

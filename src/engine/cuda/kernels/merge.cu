@@ -12,6 +12,7 @@
 #include "core/ceil_div.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/softmax/output_gate.cuh"
 
 namespace fa3::cuda {
 namespace {
@@ -43,8 +44,9 @@ struct RowWeights {
 
 // `Warps` of a block share the row. Lanes share out the columns. Outputs may be one of the
 // partials: a column of all of them is read before it is written, and so is the lse.
-template <class Out, int Warps>
-__device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row, int64_t head) {
+template <class Out, int Warps, bool Gated>
+__device__ void merge_one_row(const MergeProblem& p, const GateParams& gate, int64_t batch,
+                              int64_t row, int64_t head) {
   // Every eighth partial has a sum of its own, however many warps there are: so the bits do not go
   // by the number of rows.
   constexpr int kSums = kWarpsPerBlock / Warps;
@@ -96,7 +98,13 @@ __device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row,
 #pragma unroll
       for (int j = 0; j < kSums; ++j) value += sums[j];
     }
-    if (exists && warp == 0) o[c] = Out(value);
+    if (exists && warp == 0) {
+      if constexpr (Gated) {
+        const int64_t gate_row = gate.logits.strides.offset(int(batch), int(head), int(row));
+        value = gated_number(value, gate, gate_row, int(c));
+      }
+      o[c] = Out(value);
+    }
   }
   wait();
   if (p.lse.data != nullptr && warp == 0 && lane == 0) {
@@ -105,39 +113,47 @@ __device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row,
   }
 }
 
-template <class Out, int WarpsOfRow>
+template <class Out, int WarpsOfRow, bool Gated>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
-    merge_kernel(const __grid_constant__ MergeProblem p) {
+    merge_kernel(const __grid_constant__ MergeProblem p, const __grid_constant__ GateParams gate) {
   constexpr int kRows = kWarpsPerBlock / WarpsOfRow;  // of a block
   const int64_t all = p.batch * p.rows * p.heads;
   const int64_t first = int64_t{blockIdx.x} * kRows + threadIdx.x / (WarpsOfRow * kWarpSize);
   for (int64_t i = first; i < all; i += int64_t{gridDim.x} * kRows) {
-    merge_one_row<Out, WarpsOfRow>(p, i / (p.rows * p.heads), i / p.heads % p.rows, i % p.heads);
+    merge_one_row<Out, WarpsOfRow, Gated>(p, gate, i / (p.rows * p.heads), i / p.heads % p.rows,
+                                          i % p.heads);
   }
 }
 
-template <class Out>
-cudaError_t launch(const MergeProblem& p, cudaStream_t stream) {
+template <class Out, bool Gated>
+cudaError_t launch(const MergeProblem& p, const GateParams& gate, cudaStream_t stream) {
   const int64_t rows = p.batch * p.rows * p.heads;
   if (rows == 0) return cudaSuccess;
   const bool shared = p.num_partials >= kWarpsPerBlock && rows <= kFewRows;
   const int64_t rows_of_block = shared ? 1 : kWarpsPerBlock;
   const int64_t blocks = std::min(ceil_div(rows, rows_of_block), kMostCtas);
-  const auto kernel = shared ? merge_kernel<Out, kWarpsPerBlock> : merge_kernel<Out, 1>;
-  kernel<<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);
+  const auto kernel =
+      shared ? merge_kernel<Out, kWarpsPerBlock, Gated> : merge_kernel<Out, 1, Gated>;
+  kernel<<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p, gate);
   return cudaPeekAtLastError();
+}
+
+template <class Out>
+cudaError_t launch(const MergeProblem& p, const GateParams& gate, cudaStream_t stream) {
+  return gate.kind == Gate::kNone ? launch<Out, false>(p, gate, stream)
+                                  : launch<Out, true>(p, gate, stream);
 }
 
 }  // namespace
 
-Status run_merge(const MergeProblem& problem, void* stream) {
+Status run_merge(const MergeProblem& problem, void* stream, const GateParams& gate) {
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
   const auto on = static_cast<cudaStream_t>(stream);
   if (error == cudaSuccess) {
-    error = problem.o.dtype == DType::float32   ? launch<float>(problem, on)
-            : problem.o.dtype == DType::float16 ? launch<__half>(problem, on)
-                                                : launch<__nv_bfloat16>(problem, on);
+    error = problem.o.dtype == DType::float32   ? launch<float>(problem, gate, on)
+            : problem.o.dtype == DType::float16 ? launch<__half>(problem, gate, on)
+                                                : launch<__nv_bfloat16>(problem, gate, on);
   }
   return finish(error, "merge");
 }

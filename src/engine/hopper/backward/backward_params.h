@@ -7,10 +7,10 @@
 #include <cstdint>
 
 #include "core/seqlen.h"
+#include "engine/cuda/backward/gate_rows.h"
 #include "engine/cuda/backward/query_scratch.h"
 #include "engine/cuda/feature_params.h"
 #include "engine/cuda/lists/block_list.h"
-#include "engine/cuda/softmax/outputs.h"
 #include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/rows.h"
@@ -61,14 +61,6 @@ struct PreprocessParams {
   // General kernels.
   const float* sink;  // one for each query head; null: none
   float* sink_sums;   // for each query block: the sink's P times Delta
-};
-
-// An output gate's tensors beside O and dO.
-struct GateRows {
-  cuda::GateParams gate;
-  RowTensor d_gate;  // of the gate's type; data null: not wanted
-  RowTensor d_a;     // dO times the gate's factors
-  bool in_vectors;   // 8 columns of gate and d_gate begin at multiples of 16 bytes
 };
 
 struct GatedPreprocessParams : PreprocessParams {

@@ -30,17 +30,7 @@ class Arrays {
                  .numbers = {int(plan.k_blocks.of_entry), int(a.k.heads)},
                  .blocks = plan.k_blocks.in_all * a.k.heads};
     sink_sums = at<float>(w_.sink_sums);
-    d_o = a.d_o;
-    if (a.has_gate()) {
-      d_o = {.data = at<uint16_t>(w_.d_a),
-             .batches = a.d_o.batches,
-             .rows = a.d_o.rows,
-             .heads = a.d_o.heads,
-             .columns = a.d_o.columns,
-             .batch_stride = a.d_o.rows * a.d_o.heads * a.d_o.columns,
-             .row_stride = a.d_o.heads * a.d_o.columns,
-             .head_stride = a.d_o.columns};
-    }
+    d_o = cuda::behind_gate(a, at<uint16_t>(w_.d_a));
     q_tiles = {at<SequenceTiles>(w_.q_tiles), at<int>(w_.num_q_tiles)};
     k_tiles = {at<SequenceTiles>(w_.k_tiles), at<int>(w_.num_k_tiles)};
   }
@@ -56,7 +46,7 @@ class Arrays {
   QueryScratch scratch;
   DkvAccum dkv_accum;
   float* sink_sums;
-  TensorSpan d_o;  // the main kernel's: with the gate's factors, if there is one
+  TensorSpan d_o;  // the main kernel's
   List q_tiles, k_tiles;
 
  private:
@@ -188,17 +178,6 @@ cudaError_t launch_short_sequences(const BackwardPlan& plan, cudaStream_t stream
                 kernel.short_smem_bytes, &p, {}, stream);
 }
 
-GateRows gate_rows(const BackwardCall& a, const Arrays& arrays) {
-  const auto in_vectors = [&](const RowTensor& t) {
-    const auto [batch, head, row] = t.strides;
-    const uintptr_t bytes = uintptr_t(bytes_of(a.gate.type));
-    return ((reinterpret_cast<uintptr_t>(t.data) | uintptr_t(batch | head | row) * bytes) & 15) ==
-           0;
-  };
-  return {a.gate, a.d_gate, row_tensor(arrays.d_o),
-          in_vectors(a.gate.logits) && in_vectors(a.d_gate)};
-}
-
 // What the first kernel finds in the workspace.
 cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, void* workspace,
                     cudaStream_t stream) {
@@ -283,7 +262,7 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
       launches & kPreprocess ? prepare(plan, arrays, workspace, stream) : cudaSuccess;
   if (error == cudaSuccess && launches & kPreprocess) {
     GatedPreprocessParams p{{row_operands(a), scratch, tiles, a.sink, arrays.sink_sums}, {}};
-    if (a.has_gate()) p.gate = gate_rows(a, arrays);
+    if (a.has_gate()) p.gate = GateRows::of(a.gate, a.d_gate, row_tensor(arrays.d_o));
     error = launch(a.has_gate() ? kernel.gated_preprocess : kernel.preprocess, unsigned(preprocess),
                    kPreprocessThreads, 0, &p, {}, stream);
   }

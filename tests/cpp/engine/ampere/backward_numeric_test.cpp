@@ -152,6 +152,37 @@ TEST(BackwardNumeric, rows_may_begin_and_end_at_any_address) {
   }
 }
 
+TEST(BackwardNumeric, passes_through_an_output_gate_in_any_layout) {
+  const BackwardKernel kernel = emulated<1, kBf16, false>();
+  for (const cuda::Gate gate : {cuda::Gate::kColumns, cuda::Gate::kRows}) {
+    for (Layout layout : {Layout{}, Layout{.columns_less = 13}, Layout{.shift = 1}}) {
+      layout.gate = gate;
+      EXPECT_EQ(run<kBf16>(kernel, {1, 2, 1, 40, 70, true}, layout), "");
+    }
+  }
+}
+
+// Rows behind a sequence's used ones, and more rows that no sequence owns than a block has.
+TEST(BackwardNumeric, has_no_gradient_of_the_gate_of_rows_that_are_not_used) {
+  const BackwardKernel kernel = emulated<1, kBf16, false>();
+  const std::vector<BackwardCase> cases{
+      with(ragged_case(" packed-used", 2, 1,
+                       {.owned = {70, 3, 0, 97}, .used = {41, 3, 0, 64}, .spare = 300},
+                       {.owned = {140, 5, 10, 60}, .used = {90, 0, 0, 60}}),
+           [](BackwardCase& c) { c.sink = c.d_lse = true, c.left = 50; }),
+      with(ragged_case(" packed-unused", 1, 1, {.owned = {100, 9}, .used = {64, 5}},
+                       {.owned = {64, 90}}),
+           [](BackwardCase& c) { c.seqlen_q = 64; }),
+      ragged_case(" used", 1, 1, {.owned = {90, 90}, .used = {0, 65}, .packed = false},
+                  {.owned = {70, 70}, .packed = false}),
+  };
+  for (const BackwardCase& c : cases) {
+    for (const cuda::Gate gate : {cuda::Gate::kColumns, cuda::Gate::kRows}) {
+      EXPECT_EQ(run<kBf16>(kernel, c, {.gate = gate}), "") << c.name();
+    }
+  }
+}
+
 // Two stages, five steps.
 std::string run_many_steps() {
   return run<kBf16>(emulated<1, kBf16, false>(), {1, 1, 1, 300, 40});

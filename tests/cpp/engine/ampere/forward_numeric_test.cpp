@@ -124,6 +124,42 @@ const NumericCase kCases[] = {
     {"few_rows_128_of_8_heads", 2, 8, 1, 2, 100, 128, 128, causal()},
 };
 
+// A gate, the largest score, or both: in whole tiles, in splits, beside other features.
+constexpr auto kEachRow = cuda::Gate::kRows, kEachColumn = cuda::Gate::kColumns;
+const NumericCase kOutputCases[] = {
+    with({"gate", 1, 2, 2, 140, 200, 64, 64, causal()},
+         [](auto& c) { c.gate = kEachColumn, c.max_logit = true; }),
+    with({"max_logit", 1, 1, 1, 20, 300},
+         [](auto& c) { c.deviation = 30, c.loud_key = 10, c.loudness = 4, c.max_logit = true; }),
+    with(
+        {"max_logit_of_splits_with_sinks", 1, 2, 1, 140, 400, 64, 64, {.left = 130, .right = 0}},
+        [](auto& c) { c.sink = true, c.num_splits = 3, c.max_logit = true, c.gate = kEachColumn; }),
+    with({"gate_at_odd_addresses_and_softcap", 1, 1, 1, 140, 150, 128, 128, causal()},
+         [](auto& c) {
+           c.gate = kEachColumn, c.gate_dtype = DType::float16, c.pad = 3, c.offset = 1;
+           c.softcap = 1.5f, c.max_logit = true;
+         }),
+    with({"gate_in_float32_of_256_columns", 1, 1, 1, 70, 80, 256, 256},
+         [](auto& c) { c.gate = kEachColumn, c.gate_dtype = DType::float32; }),
+    with({"gate_of_rows_with_dropout", 2, 2, 1, 90, 130, 64, 64, causal()},
+         [](auto& c) {
+           c.gate = kEachRow, c.gate_dtype = DType::float32, c.dropout = 0.3f;
+           c.max_logit = true;
+         }),
+    with({"gate_of_packed_heads_and_lengths", 4, 8, 2, 9, 90, 64, 60, causal()},
+         [](auto& c) {
+           c.gate = kEachColumn, c.max_logit = true;
+           c.cu_q = {0, 5, 5, 14, 16}, c.cu_k = {0, 60, 70, 70, 90};
+         }),
+    with({"gate_over_an_e4m3_cache", 2, 8, 2, 3, 90, 64, 64, causal()},
+         [](auto& c) {
+           c.gate = kEachRow, c.max_logit = true, c.used_k = {77, 1}, c.page_size = 7;
+           c.cache = DType::float8_e4m3;
+         }),
+    with({"gate_under_a_block_mask", 1, 1, 1, 300, 500},
+         [](auto& c) { c.gate = kEachColumn, c.max_logit = true, c.block_mask = true; }),
+};
+
 // Under block masks: every kernel, each kind of call.
 const NumericCase kMaskedCases[] = {
     with({"lists", 1, 1, 1, 300, 500}, [](auto& c) { c.block_mask = true; }),
@@ -215,6 +251,8 @@ TEST(Dequantize, is_exact_in_either_element) {
 }
 
 INSTANTIATE_TEST_SUITE_P(forward, Numeric, testing::ValuesIn(kCases),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(outputs, Numeric, testing::ValuesIn(kOutputCases),
                          [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(block_mask, Numeric, testing::ValuesIn(kMaskedCases),
                          [](const auto& info) { return info.param.name; });

@@ -22,7 +22,12 @@ ForwardKernel forward_entry() {
 template <int Row, Element E>
 BackwardKernel backward_entry() {
   constexpr BackwardConfig kConfig = kernel_of(kBackward[Row], E);
-  return {kConfig, kNoKernel<kConfig, 1>, kNoKernel<kConfig, 2>, kNoKernel<kConfig, 3>, 1 << 15};
+  return {kConfig,
+          kNoKernel<kConfig, 1>,
+          kNoKernel<kConfig, 2>,
+          kNoKernel<kConfig, 3>,
+          kNoKernel<kConfig, 4>,
+          1 << 15};
 }
 
 }  // namespace fa3::ampere

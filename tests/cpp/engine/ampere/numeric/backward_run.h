@@ -49,6 +49,7 @@ BackwardKernel emulated() {
         {"LSE and Delta", machine::kSmemBase + uint32_t(begin), kMain.statistics_bytes()});
   }
   machine::add_kernel(&preprocess_kernel<E, lanes_per_row(kMain.head_dim_v)>);
+  machine::add_kernel(&gated_preprocess_kernel<E, lanes_per_row(kMain.head_dim_v)>);
   machine::add_kernel(&backward_kernel<kMain>, statistics);
   machine::add_kernel(&postprocess_kernel<kMain.of_dq()>);
   return kernel;
@@ -62,8 +63,9 @@ BackwardKernel emulated() {
 // How a call differs from tensors without gaps.
 struct Layout {
   int columns_less = 0;
-  int row_gap = 0;  // elements between a row's heads and the next row
-  int shift = 0;    // of every tensor's first element
+  int row_gap = 0;                      // elements between a row's heads and the next row
+  int shift = 0;                        // of every tensor's first element
+  cuda::Gate gate = cuda::Gate::kNone;  // of the output: kRows, or kColumns
 };
 
 // A (row, head, column) tensor; what belongs to nobody is NaN.
@@ -256,6 +258,55 @@ std::string compare(const char* name, const Tensor<E>& got, const std::vector<do
   return "";
 }
 
+// An output gate, O = s A: dO and O as the call has them, and what the gate's gradient should be.
+// Rows' gates have one column.
+template <Element E>
+struct NumericGate {
+  Tensor<E> logits, d_logits, d_o, o;
+
+  NumericGate(const SideLayout& of_q, const Tensor<E>& like, const Layout& layout)
+      : logits(of_q, like.heads, layout.gate == cuda::Gate::kRows ? 1 : like.columns, layout),
+        d_logits(logits),
+        d_o(like),
+        o(like) {
+    logits.fill(of_q, 6, 3);
+  }
+  double factor(int64_t row, int head, int column) const {
+    return 1 / (1 + std::exp(-logits.at(row, head, logits.columns == 1 ? 0 : column)));
+  }
+  // Used rows of `to` become those of `from` behind the gate.
+  void apply(const SideLayout& of_q, const Tensor<E>& from, Tensor<E>& to) const {
+    for (int64_t row = 0; row < to.rows; ++row) {
+      for (int h = 0; of_q.uses(size_t(row)) && h < to.heads; ++h) {
+        for (int x = 0; x < to.columns; ++x) {
+          to.data[size_t(to.index(row, h, x))] =
+              cuda::narrowed<E>(float(factor(row, h, x) * from.at(row, h, x)));
+        }
+      }
+    }
+  }
+  // Rows that no sequence uses have gradients of 0.
+  std::string wrong(const SideLayout& of_q) const {
+    for (int64_t row = 0; row < o.rows; ++row) {
+      for (int h = 0; h < o.heads; ++h) {
+        std::vector<double> expected(size_t(logits.columns)), size(expected);
+        for (int x = 0; of_q.uses(size_t(row)) && x < o.columns; ++x) {
+          const double term = d_o.at(row, h, x) * o.at(row, h, x) * (1 - factor(row, h, x));
+          expected[size_t(x % logits.columns)] += term;
+          size[size_t(x % logits.columns)] += std::abs(term);
+        }
+        for (int x = 0; x < logits.columns; ++x) {
+          const double error = std::abs(d_logits.at(row, h, x) - expected[size_t(x)]);
+          if (!(error <= 0x1p-7 * size[size_t(x)] + 1e-6)) {
+            return "d_gate row " + std::to_string(row) + ": error " + std::to_string(error);
+          }
+        }
+      }
+    }
+    return "";
+  }
+};
+
 // Runs a case; "" or what is wrong with its gradients.
 template <Element E>
 std::string run(const BackwardKernel& kernel, BackwardCase c, const Layout& layout = {},
@@ -277,12 +328,22 @@ std::string run(const BackwardKernel& kernel, BackwardCase c, const Layout& layo
   for (float& x : d_lse) x = normal(random);
   for (float& x : sink) x = normal(random);
   const double scale = double(float(1 / std::sqrt(double(d))));
+  const bool gated = layout.gate != cuda::Gate::kNone;
+  NumericGate<E> gate(of_q, d_o, layout);
+  if (gated) gate.apply(of_q, gate.d_o, d_o);
   Reference<E> reference{q,       k,  v,  d_o, o,  lse, d_lse, sink, map,
                          scoring, {}, {}, {},  {}, {},  {},    {}};
   reference.run(c, of_q, of_k, scale);
 
   cuda::BackwardCall a;
   a.q = q.span(), a.k = k.span(), a.v = v.span(), a.o = o.span(), a.d_o = d_o.span();
+  if (gated) {
+    gate.apply(of_q, o, gate.o);
+    a.o = gate.o.span(), a.d_o = gate.d_o.span();
+    a.gate = {cuda::row_tensor(gate.logits.span()), layout.gate,
+              E == Element::kFp16 ? cuda::GateType::kFp16 : cuda::GateType::kBf16};
+    a.d_gate = cuda::row_tensor(gate.d_logits.span());
+  }
   a.dq = dq.span(), a.dk = dk.span(), a.dv = d_v.span();
   a.lse = {lse.data(), {int64_t{c.heads} * of_q.rows, of_q.rows, 1}};
   if (c.d_lse) a.d_lse = {d_lse.data(), a.lse.strides};
@@ -321,6 +382,7 @@ std::string run(const BackwardKernel& kernel, BackwardCase c, const Layout& layo
   std::string wrong = compare("dq", dq, reference.dq, reference.naive_dq);
   if (wrong.empty()) wrong = compare("dk", dk, reference.dk, reference.naive_dk);
   if (wrong.empty()) wrong = compare("dv", d_v, reference.dv, reference.naive_dv);
+  if (wrong.empty() && gated) wrong = gate.wrong(of_q);
   for (int h = 0; c.sink && h < c.heads; ++h) {
     const double error = std::abs(double(d_sink[size_t(h)]) - reference.d_sink[size_t(h)]);
     if (!(error < 0.02 * (1 + std::abs(reference.d_sink[size_t(h)])))) wrong += " dsink";

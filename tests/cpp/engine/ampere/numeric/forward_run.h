@@ -14,71 +14,14 @@
 
 #include "core/dropout/dropout.h"
 #include "core/problem.h"
-#include "engine/ampere/forward/forward_kernel.cuh"
 #include "engine/ampere/launch/launch.h"
 #include "engine/ampere/plan/forward_plan.h"
+#include "forward_kernels.h"
+#include "numeric_case.h"
 #include "random_map.h"
 #include "runtime.h"
 
 namespace fa3::ampere {
-
-// A (batch, row, head, column) tensor whose rows have `pad` more columns, and that begins `offset`
-// elements behind an aligned address.
-template <class T>
-struct Padded {
-  std::vector<T> memory;
-  fa3::Operand operand;
-  int64_t heads = 0, columns = 0;
-
-  Padded(int64_t batches, int64_t rows, int64_t num_heads, int64_t num_columns, int64_t pad,
-         int64_t offset, DType dtype, T junk)
-      : heads(num_heads), columns(num_columns) {
-    const int64_t head = columns + pad, row = heads * head;
-    memory.assign(size_t(batches * rows * row + offset + 16), junk);
-    const auto address = reinterpret_cast<uintptr_t>(memory.data());
-    const int64_t to_aligned = int64_t((16 - address % 16) % 16 / sizeof(T));
-    operand = {.data = memory.data() + to_aligned + offset,
-               .dtype = dtype,
-               .batch_stride = rows * row,
-               .row_stride = row,
-               .head_stride = head};
-  }
-  T& at(int64_t batch, int64_t row, int64_t head, int64_t column) {
-    return operand.at<T>(batch, row, head)[column];
-  }
-};
-
-struct NumericCase {
-  std::string name;
-  int batch = 1, heads_q = 1, heads_k = 1, seqlen_q = 1, seqlen_k = 1, d = 64, dv = 64;
-  MaskRule mask;
-  float softcap = 0;
-  bool sink = false;
-  bool float_output = false;
-  DType dtype = DType::bfloat16;
-  int pad = 0, offset = 0;
-  float deviation = 1;  // of q
-  int loud_key = -1;    // its scores are larger by far
-  float loudness = 0;
-  float dropout = 0;
-  std::vector<int32_t> cu_q, cu_k, used_q, used_k, left;  // packed and other lengths
-  int page_size = 0;
-  std::vector<int32_t> batch_index;
-  int smem_of_sm = 228 << 10;
-  int num_splits = 1;
-  DType cache = DType::float32;  // float8: of keys and values, with scales by sequence and head
-  bool block_mask = false, map_by_sequence = false, map_by_head = false;
-  double (*function)(double score, int b, int h, int q, int k) = nullptr;  // -inf: hidden
-};
-
-inline NumericCase with(NumericCase c, void (*change)(NumericCase&)) {
-  change(c);
-  return c;
-}
-
-inline void PrintTo(const NumericCase& c, std::ostream* out) {
-  *out << c.name;
-}
 
 class NumericRun {
  public:
@@ -96,6 +39,11 @@ class NumericRun {
         v8_(key_tensors(), key_tensor_rows(), c.heads_k, c.dv, c.pad, c.offset, c.cache, kNan8),
         o_(q_entries_, q_rows_, c.heads_q, c.dv, c.pad, c.offset, c.dtype, kUntouched),
         o32_(q_entries_, q_rows_, c.heads_q, c.dv, c.pad, c.offset, DType::float32, kUntouched32),
+        gate_(q_entries_, q_rows_, c.heads_q, c.gate == cuda::Gate::kRows ? 1 : c.dv, c.pad,
+              c.offset, c.gate_dtype, kNan16),
+        gate32_(q_entries_, q_rows_, c.heads_q, c.gate == cuda::Gate::kRows ? 1 : c.dv, c.pad,
+                c.offset, DType::float32, std::numeric_limits<float>::quiet_NaN()),
+        max_logits_(size_t(c.batch * c.heads_q), -std::numeric_limits<float>::infinity()),
         lse_(size_t(q_entries_ * q_rows_ * c.heads_q), kUntouched32),
         sinks_(size_t(c.heads_q)) {
     if (c.block_mask) {
@@ -164,6 +112,7 @@ class NumericRun {
       v_scales_.push_back(2.0f / float(i + 1));
     }
     for (float& sink : sinks_) sink = float(2 * normal(random));
+    fill_gate([&] { return float(6 * normal(random)); });
     for (int64_t i = 0; i < k_entries_ * pages_of_entry_; ++i) {
       table_.push_back(int32_t(k_entries_ * pages_of_entry_ - 1 - i));
     }
@@ -171,6 +120,32 @@ class NumericRun {
     for (int64_t i = 0; i < c_.d; ++i) {  // like the first query, so that its product is large
       k_.at(0, c_.loud_key, 0, i) = narrow(c_.loudness * widen(q_.at(0, 0, 0, i)));
     }
+  }
+
+  template <class Draw>
+  void fill_gate(const Draw& draw) {
+    for (int64_t b = 0; b < q_entries_; ++b) {
+      for (int64_t row = 0; row < q_rows_; ++row) {
+        for (int64_t head = 0; head < c_.heads_q; ++head) {
+          for (int64_t i = 0; i < gate_.columns; ++i) {
+            const float x = draw();
+            gate_.at(b, row, head, i) = c_.gate_dtype == DType::float16
+                                            ? from_float<Float16>(x).bits
+                                            : from_float<BFloat16>(x).bits;
+            gate32_.at(b, row, head, i) = x;
+          }
+        }
+      }
+    }
+  }
+  double gate_factor(int64_t entry, int64_t row, int64_t head, int64_t column) {
+    if (c_.gate == cuda::Gate::kNone) return 1;
+    const int64_t i = c_.gate == cuda::Gate::kRows ? 0 : column;
+    const uint16_t bits = gate_.at(entry, row, head, i);
+    const float logit = c_.gate_dtype == DType::float32   ? gate32_.at(entry, row, head, i)
+                        : c_.gate_dtype == DType::float16 ? to_float(Float16{bits})
+                                                          : to_float(BFloat16{bits});
+    return 1 / (1 + std::exp(-double(logit)));
   }
 
   bool quantized() const { return c_.cache != DType::float32; }
@@ -266,30 +241,35 @@ class NumericRun {
     }
     p.lse = {lse_.data(), c_.heads_q * q_rows_, q_rows_, 1};
     if (c_.sink) p.sink = sinks_.data(), p.has_sink = true;
+    if (c_.gate != cuda::Gate::kNone) {
+      p.gate = {.on = true,
+                .per_row = c_.gate == cuda::Gate::kRows,
+                .logits = c_.gate_dtype == DType::float32 ? gate32_.operand : gate_.operand};
+      if (!c_.cu_q.empty()) p.gate.logits.batch_stride = 0;
+    }
+    if (c_.max_logit) p.max_logit = {true, max_logits_.data(), c_.heads_q, 1};
     p.dropout = {.threshold = dropout_threshold(c_.dropout), .seed = 11, .offset = 5};
     p.device = FA3_CUDA;
     if (c_.function != nullptr) p.score = &function_;
-  }
-
-  static constexpr int kFp16Row = 1;
-  static constexpr ForwardConfig config_of(int row, Element element) {
-    const ForwardConfig c = kernel_of(kForward[size_t(row)], element);
-    return kHasScoreFunction && !c.dropout ? c.with_score_function() : c;
-  }
-  template <int... Rows>
-  static auto kernel_at(int row, bool fp16, std::integer_sequence<int, Rows...>) {
-    static constexpr void (*kKernels[])(ForwardParams) = {
-        &forward_kernel<config_of(Rows, Element::kBf16)>...};
-    return fp16 ? &forward_kernel<config_of(kFp16Row, Element::kFp16)> : kKernels[row];
   }
 
   void run() {
     const int row = int(select_kernel(p_, c_.smem_of_sm) - kForward.data());
     const bool fp16 = c_.dtype == DType::float16;  // of one row alone
     if (fp16 && row != kFp16Row) error_ = "no fp16 kernel of row " + std::to_string(row);
-    const ForwardConfig config = config_of(row, cuda::element_of(c_.dtype));
+    ForwardConfig config = config_of(row, cuda::element_of(c_.dtype));
+    config.outputs = cuda::call_of(p_).outputs();
+    if (c_.num_splits > 1) config.outputs = {.max_logit = c_.max_logit};  // as plan_forward()
     const auto kernel =
-        kernel_at(row, fp16, std::make_integer_sequence<int, int(kForward.size())>());
+        config.outputs.any()
+            ? kernel_with(row, config.outputs,
+                          std::make_integer_sequence<int, int(std::size(kOutputKernels))>())
+            : kernel_at(row, fp16, std::make_integer_sequence<int, int(kForward.size())>());
+    if (kernel == nullptr) {
+      error_ = "kOutputKernels has none of row " + std::to_string(row) + ", gate " +
+               std::to_string(int(config.outputs.gate));
+      return;
+    }
     const ForwardPlan plan = plan_launch({config, machine::add_kernel(kernel)}, cuda::call_of(p_),
                                          select_pack(p_, config), 2, c_.num_splits);
     words_ = std::to_string(plan.k_width) + " bytes, " +
@@ -328,7 +308,8 @@ class NumericRun {
       }
       lse_[size_t(row)] = float(std::isinf(most) ? most : most + std::log(sum));
       for (int j = 0; j < c_.dv; ++j) {
-        const double value = sum == 0 ? 0 : total[size_t(j)] / sum;
+        const double factor = gate_factor(entry, query, head, j);
+        const double value = sum == 0 ? 0 : total[size_t(j)] / sum * factor;
         if (c_.float_output)
           o32_.at(entry, query, head, j) = float(value);
         else
@@ -344,6 +325,7 @@ class NumericRun {
   }
 
   void check() {
+    expected_max_logits_.assign(max_logits_.size(), -std::numeric_limits<double>::infinity());
     std::vector<bool> owned(size_t(q_entries_ * q_rows_));
     for (int b = 0; b < c_.batch; ++b) {
       const Rows q = p_.lengths_q.rows_of(b), k = p_.lengths_k.rows_of(b);
@@ -359,6 +341,13 @@ class NumericRun {
                 std::vector<double>(size_t(c_.dv)), -std::numeric_limits<double>::infinity());
       }
     }
+    for (size_t i = 0; c_.max_logit && i < max_logits_.size() && error_.empty(); ++i) {
+      const double got = double(max_logits_[i]), expected = expected_max_logits_[i];
+      if (got != expected && !(std::abs(got - expected) <= 1e-5 * (1 + std::abs(expected)))) {
+        error_ = "max_logit " + std::to_string(i) + ": " + std::to_string(got) + ", expected " +
+                 std::to_string(expected);
+      }
+    }
   }
   int64_t entry_of(int b) const { return c_.cu_q.empty() ? b : 0; }
 
@@ -368,6 +357,8 @@ class NumericRun {
     double sum = 0;
     for (int i = 0; i < c_.d; ++i) sum += widen(q_.at(entry_of(b), q_row, head, i)) * widen(k[i]);
     sum *= double(p_.scale) * scale_of(k_scales_, b, kv_head);
+    double& most = expected_max_logits_[size_t(b * c_.heads_q + head)];
+    most = std::max(most, sum);
     return c_.softcap == 0 ? sum : double(c_.softcap) * std::tanh(sum / double(c_.softcap));
   }
 
@@ -404,6 +395,9 @@ class NumericRun {
         for (int j = 0; j < c_.dv; ++j) o[size_t(j)] += weight * widen(v[j]);
       }
       if (sees) lse = most + std::log(sum);
+      for (int j = 0; sees && j < c_.dv; ++j) {
+        o[size_t(j)] *= gate_factor(entry_of(b), q.begin + row, head, j);
+      }
     }
     compare(entry_of(b), q.begin + row, head, o, lse);
   }
@@ -436,6 +430,10 @@ class NumericRun {
   std::vector<float> k_scales_, v_scales_;
   Padded<uint16_t> o_;
   Padded<float> o32_;
+  Padded<uint16_t> gate_;
+  Padded<float> gate32_;
+  std::vector<float> max_logits_;
+  std::vector<double> expected_max_logits_;
   std::vector<float> lse_, sinks_;
   std::vector<int32_t> table_;
   RandomMap map_;

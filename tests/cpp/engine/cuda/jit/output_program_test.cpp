@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "engine/ampere/kernels/forward.h"
+#include "engine/ampere/launch/score_program.h"
 #include "engine/cuda/jit/fixture.h"
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/hopper/kernels/kernel_name.h"
@@ -50,6 +52,20 @@ TEST_F(OutputProgram, CompilesForEveryKindOfKernel) {
     expect_that_it_compiles(kernel, {.gate = takes_gate ? Gate::kPairs : Gate::kNone,
                                      .gate_type = GateType::kBf16,
                                      .max_logit = true});
+  }
+}
+
+// Tiles of two rows a warp, of few rows and of a quantized cache.
+TEST_F(OutputProgram, CompilesForTheAmpereEngine) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  const ampere::ForwardConfig few = ampere::kFewRows64;
+  for (const auto& tile : {ampere::kForward[1].kernel, few, ampere::quantized(few)}) {
+    if (is_quick() && tile.quantized) continue;
+    ampere::ForwardConfig c = tile.with(cuda::Element::kBf16);
+    c.outputs = {Gate::kPairs, GateType::kBf16, true};
+    std::string code;
+    const Status status = cuda::find_code(ampere::output_program(c, {8, 0}), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << status.message();
   }
 }
 

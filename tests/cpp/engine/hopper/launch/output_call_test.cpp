@@ -83,6 +83,29 @@ TEST_F(OutputCall, SaysInItsPlanThatItsKernelIsCompiledAtRunTime) {
   EXPECT_NE(words.find("compiled at run time"), std::string::npos) << words;
 }
 
+TEST_F(OutputCall, IsCompiledForTheAmpereEngineToo) {
+  args.options.engine = FA3_ENGINE_AMPERE;
+  args.gate = heads(7);
+  args.max_logit = on_gpu(8, FA3_FLOAT32, {2, 4});
+  const std::string words = words_of(args);
+  EXPECT_NE(words.find("gate max logit"), std::string::npos) << words;
+  EXPECT_NE(words.find("compiled at run time"), std::string::npos) << words;
+  fa3_score_function score{};
+  score.text = "return score;";
+  args.options.score = &score;
+  args.max_logit = {};
+  EXPECT_NE(refusal().find("a score function beside an output gate"), std::string::npos)
+      << fa3_last_error();
+}
+
+// The kernel that merges the splits multiplies by the gate: theirs is built.
+TEST_F(OutputCall, GatesSplitsOfTheAmpereEngineWhereTheyAreMerged) {
+  args.options.engine = FA3_ENGINE_AMPERE;
+  args.num_splits = 3;
+  args.gate = heads(7);
+  EXPECT_EQ(words_of(args).find("compiled at run time"), std::string::npos);
+}
+
 TEST_F(OutputCall, IsRefusedBesideWhatItsKernelsDoNotKnow) {
   args.gate = heads(7);
   fa3_score_function score{};
@@ -126,7 +149,7 @@ TEST_F(GatedBackward, ReadsTheGatedGradientFromTheWorkspace) {
   constexpr size_t kBytes = size_t{2} * 1000 * 4 * 128 * 2;
   const size_t bytes = workspace_bytes();
   EXPECT_GE(bytes, without + kBytes);
-  hopper::GateRows rows{};
+  cuda::GateRows rows{};
   int launches = 0;
   g_on_launch = [&](const cudaLaunchConfig_t&, const void* params) {
     if (launches++ > 0) return;
@@ -151,7 +174,7 @@ TEST_F(GatedBackward, ReadsTheGatedGradientFromTheWorkspace) {
 TEST_F(GatedBackward, TakesGatesOfAnyAlignmentAndNoGradient) {
   args.gate = heads(10);
   args.gate.data = static_cast<char*>(args.gate.data) + 2;
-  hopper::GateRows rows{};
+  cuda::GateRows rows{};
   int launches = 0;
   g_on_launch = [&](const cudaLaunchConfig_t&, const void* params) {
     if (launches++ == 0) rows = static_cast<const hopper::GatedPreprocessParams*>(params)->gate;

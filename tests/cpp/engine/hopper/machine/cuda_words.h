@@ -17,6 +17,7 @@
 #undef __forceinline__
 #undef __launch_bounds__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 
 namespace fa3::machine {

@@ -78,6 +78,12 @@ inline void load_global_if(bool condition, const void* pointer, uint32_t (&value
 inline void load_global_if(bool condition, const float* pointer, float4& value) {
   value = condition ? float4{pointer[0], pointer[1], pointer[2], pointer[3]} : float4{};
 }
+inline uint32_t load_global_word(bool condition, const void* pointer) {
+  uint32_t word = 0;
+  if (condition) std::memcpy(&word, pointer, sizeof(word));
+  return word;
+}
+inline void prefetch_to_l2(const void*) {}
 inline float load_global_or(bool condition, const float* pointer, float otherwise) {
   return condition ? *pointer : otherwise;
 }
