@@ -27,13 +27,17 @@
 
 namespace fa3::hopper {
 
-template <LatentShape C, bool IsGroup128 = C.is_group128>
+template <LatentShape C, bool IsGroup128 = C.is_group128, bool IsWide = C.is_wide()>
 struct LoaderOf {
   using Type = LatentLoader<C>;
 };
 template <LatentShape C>
-struct LoaderOf<C, true> {
+struct LoaderOf<C, true, false> {
   using Type = LatentByteLoader<C>;
+};
+template <LatentShape C>
+struct LoaderOf<C, false, true> {
+  using Type = LatentWideLoader<C>;
 };
 
 template <LatentShape C, bool IsWide = C.is_wide()>
@@ -47,7 +51,7 @@ struct RowsOf<C, true> {
 
 template <LatentShape C>
 struct LatentSmem {
-  alignas(kSmemAlignment) unsigned char stages[C.stages()][C.stage_bytes()];
+  alignas(kSmemAlignment) unsigned char stages[C.stages_bytes()];
   typename RowsOf<C>::Type::Smem rows;
   alignas(16) unsigned char scales[C.scale_bytes() + 16];
   typename LoaderOf<C>::Type::Smem loader;
@@ -59,7 +63,7 @@ struct LatentSmem {
 // each may sum to 504 at most, else setmaxnreg waits for ever.
 template <LatentShape C>
 struct LatentRegisters {
-  static constexpr int kAll = 504, kLoader = C.is_wide() ? 56 : 128;
+  static constexpr int kAll = 504, kLoader = C.is_wide() ? 72 : 128;
   static constexpr int kConsumer = (kAll - C.loader_warpgroups() * kLoader) / C.consumers();
 };
 
@@ -71,7 +75,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
   const Pipeline<C.stages()> pipeline{ptx::cvta_to_shared(&smem.barriers)};
   if (threadIdx.x == 0) {
     constexpr int kWarpArrivals = kWarpsPerWarpgroup * ptx::kArrivalsOfWarp;
-    pipeline.init(C.consumers() * kWarpArrivals,
+    pipeline.init(kWarpArrivals,  // of the one consumer that releases a stage
                   C.is_group128 ? C.loader_warpgroups() * kWarpArrivals : kWarpgroupSize);
     ptx::fence_mbarrier_init();
   }

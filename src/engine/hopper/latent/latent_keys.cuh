@@ -36,6 +36,11 @@ class LatentKeys {
     }
   }
 
+  __device__ __forceinline__ void find(int block, const int (&slots)[Own],
+                                       Place (&places)[Own]) const {
+#pragma unroll
+    for (int i = 0; i < Own; ++i) places[i] = place_of(block, i, slots[i]);
+  }
   __device__ __forceinline__ Place place_of(int block, int i, int slot) const {
     const LatentCache& cache = params_.problem.keys.cache;
     const bool sparse = params_.problem.sparse;

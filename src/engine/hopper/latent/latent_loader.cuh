@@ -7,11 +7,48 @@
 
 #include "engine/hopper/latent/latent_keys.cuh"
 #include "engine/hopper/latent/latent_shape.h"
+#include "engine/hopper/latent/latent_wide_ring.cuh"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {
+
+// A thread's keys, and its copies of them.
+class LatentCopies {
+  static constexpr int kThreadsOfKey = kSlabChannels * 2 / tile::kChunkBytes;
+  static constexpr int kKeysAtOnce = kWarpgroupSize / kThreadsOfKey;
+
+ public:
+  static constexpr int kOwn = kLatentBlockKeys / kKeysAtOnce;
+  using Keys = LatentKeys<kOwn, kKeysAtOnce>;
+
+  __device__ __forceinline__ LatentCopies(const LatentParams& params, int thread)
+      : keys(params, thread / kThreadsOfKey),
+        chunk_bytes_(thread % kThreadsOfKey * tile::kChunkBytes) {
+    constexpr tile::TileLayout kSlab{kLatentBlockKeys, kSlabChannels};
+    const int chunk = kSlab.swizzled_chunk(thread % kThreadsOfKey, keys.first());
+    in_slab_ = uint32_t(keys.first() * kSlab.row_bytes() + chunk * tile::kChunkBytes);
+  }
+
+  // Slab number `slab` of the keys, to the one at address `to`.
+  __device__ __forceinline__ void copy(const Keys::Place (&places)[kOwn], int slab,
+                                       uint32_t to) const {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const std::byte* const from =
+          slab < kValueSlabs ? places[i].latent + slab * kSlabChannels * 2 : places[i].rope;
+      ptx::cp_async_16(to + in_slab_ + uint32_t(i * kKeysAtOnce * kSlabChannels * 2),
+                       from + chunk_bytes_, places[i].exists);
+    }
+  }
+
+  const Keys keys;
+
+ private:
+  const int chunk_bytes_;
+  uint32_t in_slab_;
+};
 
 template <LatentShape C>
 class LatentLoader {
@@ -19,26 +56,19 @@ class LatentLoader {
   struct Smem {};
 
   __device__ __forceinline__ LatentLoader(const LatentParams& params,
-                                          const Pipeline<C.stages()>& pipeline, uint32_t slabs,
+                                          const Pipeline<C.stages()>& pipeline, uint32_t stages,
                                           Smem&, uint32_t, int thread)
-      : keys_(params, thread / kThreadsOfKey),
-        pipeline_(pipeline),
-        chunk_bytes_(thread % kThreadsOfKey * tile::kChunkBytes) {
-    constexpr tile::TileLayout kSlab{kLatentBlockKeys, kSlabChannels};
-    const int chunk = kSlab.swizzled_chunk(thread % kThreadsOfKey, keys_.first());
-    to_ = slabs + uint32_t(keys_.first() * kSlab.row_bytes() + chunk * tile::kChunkBytes);
-  }
+      : copies_(params, thread), pipeline_(pipeline), stages_(stages) {}
 
   __device__ __forceinline__ void load(const LatentTile& tile, const LatentSegment& segment) {
-    int slots[kOwn];
-    keys_.look_up(tile, segment.first, slots);
+    int slots[LatentCopies::kOwn];
+    copies_.keys.look_up(tile, segment.first, slots);
 #pragma unroll 1
     for (int block = segment.first; block < segment.end; ++block) {
-      typename Keys::Place places[kOwn];
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) places[i] = keys_.place_of(block, i, slots[i]);
+      LatentCopies::Keys::Place places[LatentCopies::kOwn];
+      copies_.keys.find(block, slots, places);
       // One block ahead: an entry of the table takes as long as a row.
-      if (block + 1 < segment.end) keys_.look_up(tile, block + 1, slots);
+      if (block + 1 < segment.end) copies_.keys.look_up(tile, block + 1, slots);
 #pragma unroll 1
       for (int stage = 0; stage < C.block_stages(); ++stage) copy(places, stage * C.stage_slabs());
     }
@@ -46,34 +76,82 @@ class LatentLoader {
   __device__ __forceinline__ void finish() const {}
 
  private:
-  static constexpr int kThreadsOfKey = kSlabChannels * 2 / tile::kChunkBytes;
-  static constexpr int kKeysAtOnce = kWarpgroupSize / kThreadsOfKey;
-  static constexpr int kOwn = kLatentBlockKeys / kKeysAtOnce;
-  using Keys = LatentKeys<kOwn, kKeysAtOnce>;
-
-  __device__ __forceinline__ void copy(const typename Keys::Place (&places)[kOwn], int first) {
+  __device__ __forceinline__ void copy(
+      const LatentCopies::Keys::Place (&places)[LatentCopies::kOwn], int first) {
     pipeline_.wait_empty(at_);
-    const uint32_t to = to_ + at_.stage() * C.stage_bytes();
+    const uint32_t to = stages_ + at_.stage() * C.stage_bytes();
 #pragma unroll
     for (int n = 0; n < C.stage_slabs(); ++n) {
-      const int slab = first + n;
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const std::byte* const from =
-            slab < kValueSlabs ? places[i].latent + slab * kSlabChannels * 2 : places[i].rope;
-        ptx::cp_async_16(to + uint32_t(n * kSlabBytes + i * kKeysAtOnce * kSlabChannels * 2),
-                         from + chunk_bytes_, places[i].exists);
-      }
+      copies_.copy(places, first + n, to + uint32_t(n * kSlabBytes));
     }
     ptx::cp_async_mbarrier_arrive(pipeline_.full(at_.stage()));
     at_.advance();
   }
 
-  const Keys keys_;
+  const LatentCopies copies_;
   const Pipeline<C.stages()> pipeline_;
-  const int chunk_bytes_;
-  uint32_t to_;
+  const uint32_t stages_;
   PipelineState<C.stages()> at_;
+};
+
+// For CTAs of 64 query rows: two blocks at a time, whose halves come in the order in which the
+// consumers release them (latent_wide_rows.cuh).
+template <LatentShape C>
+class LatentWideLoader {
+ public:
+  struct Smem {};
+
+  __device__ __forceinline__ LatentWideLoader(const LatentParams& params,
+                                              const Pipeline<C.stages()>& pipeline, uint32_t stages,
+                                              Smem&, uint32_t, int thread)
+      : copies_(params, thread), ring_(pipeline, stages) {}
+
+  __device__ __forceinline__ void load(const LatentTile& tile, const LatentSegment& segment) {
+    int slots[2][LatentCopies::kOwn], next[2][LatentCopies::kOwn];
+    const auto look_up = [&](int block) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) copies_.keys.look_up(tile, block + odd, next[odd]);
+    };
+    look_up(segment.first);
+#pragma unroll 1
+    for (int block = segment.first; block < segment.end; block += 2) {
+      const bool has_odd = block + 1 < segment.end;
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll
+        for (int i = 0; i < LatentCopies::kOwn; ++i) slots[odd][i] = next[odd][i];
+      }
+      look_up(block + 2);  // behind the last, none is read
+      copy<0>(block, slots, 0);
+      if (has_odd) copy<1>(block, slots, 1);
+      copy<1>(block, slots, 0);
+      ring_.next(0);
+      if (has_odd) {
+        copy<0>(block, slots, 1);
+        ring_.next(1);
+      }
+    }
+  }
+  __device__ __forceinline__ void finish() const {}
+
+ private:
+  using Ring = LatentWideRing<C>;
+
+  template <int Half>
+  __device__ __forceinline__ void copy(int block, const int (&slots)[2][LatentCopies::kOwn],
+                                       int odd) const {
+    LatentCopies::Keys::Place places[LatentCopies::kOwn];
+    copies_.keys.find(block + odd, slots[odd], places);
+    ring_.wait_empty(odd, Half);
+#pragma unroll
+    for (int slab = Ring::first_slab(Half); slab < Ring::end_slab(Half); ++slab) {
+      copies_.copy(places, slab, ring_.slab(odd, slab));
+    }
+    ptx::cp_async_mbarrier_arrive(ring_.full(odd, Half));
+  }
+
+  const LatentCopies copies_;
+  Ring ring_;
 };
 
 }  // namespace fa3::hopper

@@ -52,21 +52,25 @@ struct LatentShape {
     return kMaxSmemBytes - slabs() * slab_of_q_bytes() - weights() * weight_bytes() -
            scale_bytes() - statistics - others;
   }
-  // Slabs that are announced at once. All threads of the loader arrive for what they have copied,
-  // one after the other: with a slab a stage that took 3,600 clocks a block, measured on an H200.
+  // Slabs that are announced at once, by CTAs of up to 32 rows (latent_wide_ring.cuh). All threads
+  // of the loader arrive for what they have copied, one after the other: with a slab a stage that
+  // took 3,600 clocks a block, measured on an H200.
   FA3_HD constexpr int stage_slabs() const { return is_group128 ? 1 : head_dim == 576 ? 3 : 2; }
   FA3_HD constexpr int stage_bytes() const { return stage_slabs() * kSlabBytes; }
   FA3_HD constexpr int block_stages() const { return slabs() / stage_slabs(); }
   // The ring holds a block, and more: a batch is converted while a block is computed. With 64 rows
-  // it holds a block of each consumer.
+  // it holds two blocks.
   FA3_HD constexpr int stages() const {
-    return is_wide()     ? 2 * block_stages()
+    return is_wide()     ? 4
            : is_group128 ? slabs() + Group128::kBatchSlabs + (rows == 16 ? 2 : 0)
                          : ring_bytes() / stage_bytes();
   }
+  FA3_HD constexpr int stages_bytes() const {
+    return is_wide() ? 2 * slabs() * kSlabBytes : stages() * stage_bytes();
+  }
   // Batches of raw rows on their way.
   FA3_HD constexpr int raw_batches() const {
-    return is_group128 ? (ring_bytes() - stages() * stage_bytes()) / Group128::kBatchBytes : 0;
+    return is_group128 ? (ring_bytes() - stages_bytes()) / Group128::kBatchBytes : 0;
   }
   FA3_HD constexpr int batches_of_block() const {
     return kValueSlabs / Group128::kBatchSlabs + (slabs() - kValueSlabs);

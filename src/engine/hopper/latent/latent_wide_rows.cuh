@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // 64 query rows by two consumer warpgroups, rows of 16 bits. Blocks of keys belong to the
-// warpgroups in turn: the owner multiplies Q K^T and computes P. Each warpgroup has the output of
-// all rows and half of the value channels, and adds P V of every block: its own P from registers,
-// the other's from shared memory. So one warpgroup computes P while the other multiplies.
+// warpgroups in turn, those of a segment from 0 on: the owner multiplies Q K^T and computes P. Each
+// warpgroup has the output of all rows and half of the value channels, and adds P V of every block:
+// its own P from registers, the other's from shared memory.
 //
-// The order in which warpgroups 0 and 1 work on blocks 0 and 1, then 2 and 3, ... (QK: scores,
-// P: softmax, PV: half of the channels):
-//   0: P(0)          PV(0)  PV(1)  QK(2)          P(2) ...
-//   1: QK(1) PV(0)   P(1)   PV(1)         QK(3)   PV(2) ...
-// P(0) is announced to warpgroup 1 with its rows' references, P(1) to warpgroup 0: one place in
-// shared memory is enough, because a P is stored by the one who has read the P before. The ring
-// has room for two blocks. A stage is released by both warpgroups, by each as soon as it has no
-// more products to come of it. Next: latent_finish.cuh.
+// A block comes in two stages, the halves of its channels. A half's last reader is the warpgroup
+// that has its channels: nobody else releases it. So each warpgroup multiplies its own P at once,
+// and what that releases is loaded under all that follows. For blocks 0 and 1, then 2 and 3, ...
+// (QK: scores, P: softmax, PV: half of the channels, R: references of rows):
+//   0: P(0) R(0)  PV(0)       | P(0) moved to R(1) and stored  PV(1)  QK(2) ...
+//   1: QK(1)    | P(1) R(1)  PV(1), P(1) stored              | PV(0)  QK(3) ...
+// Both take part at a |. References of P(0) are given first, as softmax of P(1) goes on from them,
+// then P(1) and its references, then P(0). Next: latent_finish.cuh.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/softmax/score.cuh"
 #include "engine/hopper/latent/latent_queries.cuh"
-#include "engine/hopper/pipeline/pipeline.cuh"
+#include "engine/hopper/latent/latent_wide_ring.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 
@@ -28,13 +28,18 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   using Queries = LatentQueries<C, C.consumer_threads()>;
   using Queries::params_, Queries::tile_, Queries::first_row_, Queries::q_, Queries::thread_;
 
-  static constexpr int kHalfSlabs = kValueSlabs / 2, kHalfChannels = kHalfSlabs * kSlabChannels;
+  using Ring = LatentWideRing<C>;
+  static constexpr int kHalfChannels = Ring::kHalfSlabs * kSlabChannels;
   // nvcc has no members of a class's constants in device code: functions copy a layout first.
-  static constexpr tile::TileLayout kStageLayout{kLatentBlockKeys, C.stage_slabs() * kSlabChannels};
+  template <int Half>
+  static constexpr tile::TileLayout kHalfLayout{
+      kLatentBlockKeys, (Ring::end_slab(Half) - Ring::first_slab(Half)) * kSlabChannels};
   static constexpr tile::TileLayout kValuesLayout{kLatentBlockKeys, kHalfChannels};
   static constexpr tile::TileLayout kPLayout{C.rows, kLatentBlockKeys};
   static constexpr int kScores = kLatentBlockKeys / 2, kOutputs = kHalfChannels / 2;  // of a thread
   static_assert(C.rows == kLatentBlockKeys);  // slabs of queries lie as slabs of keys
+  // P of even blocks lies where their rope channels were, if they have some.
+  static constexpr bool kHasRope = C.slabs() > kValueSlabs;
 
   using Score = cuda::ScoreOf16BitP<cuda::ScaledScore, kLatentBlockKeys>;
   using PFragment = tile::PFragment<kValuesLayout>;
@@ -42,8 +47,8 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
  public:
   struct Smem {
     alignas(kSmemAlignment) unsigned char q[C.slabs()][C.slab_of_q_bytes()];
-    alignas(kSmemAlignment) unsigned char p[kPLayout.bytes()];
-    float refs[C.rows];  // of the P in `p`
+    alignas(kSmemAlignment) unsigned char p[kHasRope ? 1 : 2][kPLayout.bytes()];  // of odd blocks
+    float refs[C.consumers()][C.rows];
     float sums[C.consumers()][C.rows];
   };
 
@@ -53,9 +58,9 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
                                             uint32_t, int thread)
       : Queries(params, ptx::cvta_to_shared(smem.q), thread),
         smem_(smem),
-        pipeline_(pipeline),
-        stages_(stages),
-        p_(ptx::cvta_to_shared(smem.p)),
+        ring_(pipeline, stages),
+        odd_p_(ptx::cvta_to_shared(smem.p)),
+        even_p_(kHasRope ? ring_.slab(0, kValueSlabs) : odd_p_ + uint32_t(sizeof(smem.p[0]))),
         warpgroup_(int(uniform(uint32_t(thread / kWarpgroupSize)))) {
     score_.set_scale(params.scale_log2);
   }
@@ -71,9 +76,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   }
 
   __device__ __forceinline__ void attend(const LatentSegment& segment) {
-    // A warpgroup has a half of the ring, whichever half a segment begins in.
-    (blocks_ + uint32_t(warpgroup_)) % 2 == 0 ? attend_first(segment) : attend_second(segment);
-    blocks_ += uint32_t(segment.end - segment.first);
+    warpgroup_ == 0 ? attend_even(segment) : attend_odd(segment);
   }
 
   // Stores the rows of a tile that has no other parts.
@@ -110,55 +113,91 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
 
  private:
   // Blocks are counted from the segment's first.
-  __device__ __forceinline__ void attend_first(const LatentSegment& segment) {
+  __device__ __forceinline__ void attend_even(const LatentSegment& segment) {
     const int count = segment.end - segment.first;
     float scores[kScores];
-    if (count > 0) multiply_keys(scores, segment.first, 0);  // a part may have no keys
-#pragma unroll 1
-    for (int i = 0; i < count; i += 2) {
-      PFragment p;
-      soften(scores, segment.first + i, p);
-      publish(p);
-      multiply_own(i, p);
-      if (i + 1 < count) {
-        wait_for_other();
-        take_references();
-        release(i + 1, false);
-        issue_other(i + 1);
-        ptx::wgmma_wait_group<0>();
-        release(i + 1, true);
-      }
-      if (i + 2 < count) multiply_keys(scores, segment.first, i + 2);
+    PFragment p;
+    if (count > 0) {  // a part may have no keys
+      issue_keys<0>(scores, 0, false);
+      issue_keys<1>(scores, 0, true);
+      finish_keys(segment.first);
     }
-  }
-
-  __device__ __forceinline__ void attend_second(const LatentSegment& segment) {
-    const int count = segment.end - segment.first;
-    float scores[kScores];
-    if (count > 1) multiply_keys(scores, segment.first, 1);
     int i = 0;
 #pragma unroll 1
     for (; i + 1 < count; i += 2) {
+      soften(scores, segment.first + i, p);
+      give_references();
+      tell_other();
+      multiply_even(p);
+      wait_for_other();
+      move_to_references(scores, p);
+      give_even(p);
+      if (i + 2 < count) {
+        issue_other(odd_p_, 1);
+        issue_keys<0>(scores, 0, false);
+        ptx::wgmma_wait_group<1>();
+        ring_.release(1, 0);
+        issue_keys<1>(scores, 0, true);
+        finish_keys(segment.first + i + 2);
+      } else {
+        issue_other(odd_p_, 1);
+        ptx::wgmma_wait_group<0>();
+        ring_.release(1, 0);
+      }
+      ring_.next(1);
+    }
+    if (i < count) {
+      soften(scores, segment.first + i, p);
+      give_references();
+      multiply_even(p);
+      sync_warpgroup();  // all warps' scores are there
+      give_even(p);
+    }
+  }
+  __device__ __forceinline__ void multiply_even(const PFragment& p) {
+    issue_own(0, p);
+    ptx::wgmma_wait_group<0>();
+    ring_.release(0, 0);
+  }
+  __device__ __forceinline__ void give_even(const PFragment& p) {
+    store_p(even_p_, p);
+    tell_other();
+    ring_.next(0);
+  }
+
+  __device__ __forceinline__ void attend_odd(const LatentSegment& segment) {
+    const int count = segment.end - segment.first;
+    int i = 0;
+#pragma unroll 1
+    for (; i + 1 < count; i += 2) {
+      float scores[kScores];
+      PFragment p;
+      issue_keys<1>(scores, 1, false);  // loaded first
+      issue_keys<0>(scores, 1, true);
+      finish_keys(segment.first + i + 1);
       wait_for_other();
       take_references();
-      release(i, false);
-      issue_other(i);
-      PFragment p;
-      const cuda::StepResult moved = exponentiate(scores, segment.first + i + 1, p);
+      soften(scores, segment.first + i + 1, p);
+      issue_own(1, p);
+      give_references();
+      store_p(odd_p_, p);
+      tell_other();
+      wait_for_other();
+      issue_other(even_p_, 0);
+      ptx::wgmma_wait_group<1>();
+      ring_.release(1, 1);
+      ring_.next(1);
       ptx::wgmma_wait_group<0>();
-      release(i, true);
-      rescale(moved.rescale);
-      publish(p);
-      multiply_own(i + 1, p);
-      if (i + 3 < count) multiply_keys(scores, segment.first, i + 3);
+      ring_.release(0, 1);
+      ring_.next(0);
     }
     if (i < count) {
       wait_for_other();
       take_references();
-      release(i, false);
-      issue_other(i);
+      issue_other(even_p_, 0);
       ptx::wgmma_wait_group<0>();
-      release(i, true);
+      ring_.release(0, 1);
+      ring_.next(0);
     }
   }
 
@@ -167,7 +206,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     ptx::bar_sync(int(NamedBarrier::kHelpers), C.consumer_threads());
   }
 
-  // The other's P and references are there; the own ones are.
+  // Turns: what the other has said that it gives is there.
   __device__ __forceinline__ void wait_for_other() const {
     ptx::bar_sync(int(NamedBarrier::kPingPong) + warpgroup_, kPingPongThreads);
   }
@@ -179,6 +218,9 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     } else {
       ptx::bar_arrive(barrier, kPingPongThreads);
     }
+  }
+  __device__ __forceinline__ void sync_warpgroup() const {
+    ptx::bar_sync(int(NamedBarrier::kRows) + warpgroup_, kWarpgroupSize);
   }
 
   // The query row, in the tile, of the thread's number r.
@@ -192,71 +234,46 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     return warpgroup_ == 0 && leads_quad();
   }
 
-  // ---- The ring: block i of the segment is block blocks_ + i of all ----
+  // ---- Products. `odd`: of the odd block in the ring ----
 
-  __device__ __forceinline__ uint32_t first_stage(int i) const {
-    return (blocks_ + uint32_t(i)) % 2 * uint32_t(C.block_stages());
-  }
-  __device__ __forceinline__ void wait_full(int i, int stage) const {
-    ptx::mbarrier_wait_parity(pipeline_.full(first_stage(i) + uint32_t(stage)),
-                              (blocks_ + uint32_t(i)) / 2 % 2);
-  }
-  // Releases the block's stages that have values of this warpgroup, or those that have none.
-  __device__ __forceinline__ void release(int i, bool of_values) const {
-    const int first = warpgroup_ * kHalfSlabs, end = first + kHalfSlabs;
-#pragma unroll
-    for (int stage = 0; stage < C.block_stages(); ++stage) {
-      const int slab = stage * C.stage_slabs();
-      const bool has_values = slab < end && slab + C.stage_slabs() > first;
-      if (has_values == of_values && leads_warp()) {
-        pipeline_.release(first_stage(i) + uint32_t(stage));
-      }
-    }
-  }
-
-  // ---- Products ----
-
-  // S = Q K^T of an own block, as its stages come.
-  __device__ __forceinline__ void multiply_keys(float (&scores)[kScores], int first_block, int i) {
-    constexpr tile::TileLayout kStage = kStageLayout;
-    if (params_.problem.sparse) look_up(first_block + i);
-    const uint32_t keys = uniform(stages_ + first_stage(i) * C.stage_bytes());
-#pragma unroll
-    for (int stage = 0; stage < C.block_stages(); ++stage) {
-      wait_full(i, stage);
-      ptx::fence_proxy_async();  // copies came through the generic proxy
-      ptx::wgmma_fence();
-      const auto offset = uint32_t(stage * C.stage_bytes());
-      tile::issue_abt<C.element, kStage, kStage>(scores, tile::k_major_low(q_ + offset),
-                                                 tile::k_major_low(keys + offset), stage != 0);
-    }
+  // S = or S += Q K^T over half of the channels of an own block.
+  template <int Half>
+  __device__ __forceinline__ void issue_keys(float (&scores)[kScores], int odd, bool adds) {
+    constexpr tile::TileLayout kHalf = kHalfLayout<Half>;
+    constexpr int kFirst = Ring::first_slab(Half);
+    const uint32_t keys = uniform(ring_.slab(odd, kFirst));
+    ring_.wait_full(odd, Half);
+    ptx::fence_proxy_async();  // copies came through the generic proxy
+    ptx::wgmma_fence();
+    tile::issue_abt<C.element, kHalf, kHalf>(
+        scores, tile::k_major_low(q_ + uint32_t(kFirst * C.slab_of_q_bytes())),
+        tile::k_major_low(keys), adds);
     ptx::wgmma_commit_group();
+  }
+  __device__ __forceinline__ void finish_keys(int block) {
+    if (params_.problem.sparse) look_up(block);
     ptx::wgmma_wait_group<0>();
-    release(i, false);
   }
 
-  __device__ __forceinline__ uint32_t values(int i) const {
+  __device__ __forceinline__ uint32_t values(int odd) const {
     constexpr tile::TileLayout kValues = kValuesLayout;
-    const uint32_t block = stages_ + first_stage(i) * C.stage_bytes();
-    return uniform(tile::mn_major_low(kValues, block + uint32_t(warpgroup_ * kValues.bytes())));
+    return uniform(tile::mn_major_low(kValues, ring_.slab(odd, warpgroup_ * Ring::kHalfSlabs)));
   }
 
   // O += P V of an own block.
-  __device__ __forceinline__ void multiply_own(int i, const PFragment& p) {
+  __device__ __forceinline__ void issue_own(int odd, const PFragment& p) {
     constexpr tile::TileLayout kValues = kValuesLayout;
     ptx::wgmma_fence();
-    tile::issue_ab<C.element, kValues>(output_, p, values(i));
+    tile::issue_ab<C.element, kValues>(output_, p, values(odd));
     ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<0>();
-    release(i, true);
   }
 
-  // O += P V of the other's block. The caller waits.
-  __device__ __forceinline__ void issue_other(int i) {
+  // O += P V of the other's block.
+  __device__ __forceinline__ void issue_other(uint32_t p, int odd) {
     constexpr tile::TileLayout kP = kPLayout, kValues = kValuesLayout;
     ptx::fence_proxy_async();
     ptx::wgmma_fence();
-    tile::issue_ab<C.element, kP, kValues>(output_, tile::k_major_low(p_), values(i), true);
+    tile::issue_ab<C.element, kP, kValues>(output_, tile::k_major_low(p), values(odd), true);
     ptx::wgmma_commit_group();
   }
 
@@ -302,9 +319,9 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
 
   // ---- Softmax ----
 
-  // Scores become P. Moves the references, and sums with them; the caller moves the output.
-  __device__ __forceinline__ cuda::StepResult exponentiate(float (&scores)[kScores], int block,
-                                                           PFragment& p) {
+  // Scores become P, and `p` what the products take. Moves the references, and sums and output
+  // with them.
+  __device__ __forceinline__ void soften(float (&scores)[kScores], int block, PFragment& p) {
     mask(scores, block);
     cuda::StepResult result;
     cuda::online_step(scores, state_, score_, result);
@@ -312,54 +329,65 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     for (int r = 0; r < kRowsPerThread; ++r) {
       state_.sum[r] = __fmaf_rn(state_.sum[r], result.rescale[r], result.block_sum[r]);
     }
+    pack(scores, p);
+    rescale(result.rescale);
+  }
+  static __device__ __forceinline__ void pack(const float (&scores)[kScores], PFragment& p) {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
       p[i / 8][i / 2 % 4] = cuda::pack_pair<C.element>(scores[i], scores[i + 1]);
     }
-    return result;
-  }
-  __device__ __forceinline__ void soften(float (&scores)[kScores], int block, PFragment& p) {
-    rescale(exponentiate(scores, block, p).rescale);
   }
 
-  // References seldom move: most often the vote is all that is done.
-  __device__ __forceinline__ void rescale(const float (&factor)[kRowsPerThread]) {
-    if (!__any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+  // References seldom move: most often the vote is all that is done. Returns whether one has.
+  __device__ __forceinline__ bool rescale(const float (&factor)[kRowsPerThread]) {
+    if (!__any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f)) return false;
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) output_[i] *= factor[cuda::fragment_row_index(i)];
+    return true;
   }
 
-  // Gives the other warpgroup P and its references.
-  __device__ __forceinline__ void publish(const PFragment& p) {
-    constexpr tile::TileLayout kP = kPLayout;
-    const int matrix = ptx::lane() / 8, warp = thread_ / kWarpSize % kWarpsPerWarpgroup;
-    const int row = warp * kRowsPerWarp + matrix % 2 * 8 + ptx::lane() % 8;
-    // The products of all four warps that read the P before are over.
-    ptx::bar_sync(int(NamedBarrier::kRows) + warpgroup_, kWarpgroupSize);
+  __device__ __forceinline__ void give_references() {
+    if (!leads_quad()) return;
 #pragma unroll
-    for (int step = 0; step < kLatentBlockKeys / 16; ++step) {
-      const int chunk = kP.swizzled_chunk(step * 2 + matrix / 2, row);
-      ptx::stmatrix_x4(p_ + uint32_t(row * kP.row_bytes() + chunk * tile::kChunkBytes), p[step]);
-    }
-    if (leads_quad()) {
-#pragma unroll
-      for (int r = 0; r < kRowsPerThread; ++r) smem_.refs[row_of(r)] = state_.ref[r];
-    }
-    ptx::fence_proxy_async();
-    tell_other();
+    for (int r = 0; r < kRowsPerThread; ++r) smem_.refs[warpgroup_][row_of(r)] = state_.ref[r];
   }
 
-  // Moves sums and output to the references of the other's P.
-  __device__ __forceinline__ void take_references() {
-    float factor[kRowsPerThread];
+  // Moves sums and output to the references that the other gave.
+  __device__ __forceinline__ bool take_references(float (&factor)[kRowsPerThread]) {
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      const float ref = smem_.refs[row_of(r)];
+      const float ref = smem_.refs[1 - warpgroup_][row_of(r)];
       factor[r] = cuda::ex2(state_.ref[r] - cuda::finite_reference(ref));
       state_.ref[r] = ref;
       state_.sum[r] *= factor[r];
     }
-    rescale(factor);
+    return rescale(factor);
+  }
+  __device__ __forceinline__ void take_references() {
+    float factor[kRowsPerThread];
+    take_references(factor);
+  }
+  // And P.
+  __device__ __forceinline__ void move_to_references(float (&scores)[kScores], PFragment& p) {
+    float factor[kRowsPerThread];
+    if (!take_references(factor)) return;
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) scores[i] *= factor[cuda::fragment_row_index(i)];
+    pack(scores, p);
+  }
+
+  // P, for the other's products.
+  __device__ __forceinline__ void store_p(uint32_t to, const PFragment& p) const {
+    constexpr tile::TileLayout kP = kPLayout;
+    const int matrix = ptx::lane() / 8, warp = thread_ / kWarpSize % kWarpsPerWarpgroup;
+    const int row = warp * kRowsPerWarp + matrix % 2 * 8 + ptx::lane() % 8;
+#pragma unroll
+    for (int step = 0; step < kLatentBlockKeys / 16; ++step) {
+      const int chunk = kP.swizzled_chunk(step * 2 + matrix / 2, row);
+      ptx::stmatrix_x4(to + uint32_t(row * kP.row_bytes() + chunk * tile::kChunkBytes), p[step]);
+    }
+    ptx::fence_proxy_async();
   }
 
   // ---- Results ----
@@ -406,11 +434,10 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   }
 
   Smem& smem_;
-  const Pipeline<C.stages()> pipeline_;
-  const uint32_t stages_, p_;
+  Ring ring_;
+  const uint32_t odd_p_, even_p_;
   const int warpgroup_;
   Score score_;
-  uint32_t blocks_ = 0;     // of all tiles before
   uint64_t named_ = 0;      // keys of the own block that indices name
   float output_[kOutputs];  // half of the channels
   cuda::RowState state_;    // sums: of the thread's keys in own blocks, until add_up_sums()

@@ -163,6 +163,12 @@ void Memory::begin_thread_copy(const Accessor& by, uint32_t address) {
 void Memory::begin_own_copy(const Accessor& by, uint32_t address) {
   Piece& split = at(address);
   require_unread(by, split, "a copy by threads");
+  // Who is told of the copy need not be told of what came before it, that the copying lane knew of.
+  for (int w = 0; w < kMostThreads; ++w) {
+    Stored& stored = split.stored[size_t(w)];
+    if (stored.time > 0 && by.knows_of(w, stored.time)) stored = {};
+  }
+  split.reads.fill({});
   ++split.own_copies;
 }
 
