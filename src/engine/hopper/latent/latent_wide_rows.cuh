@@ -211,13 +211,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     ptx::bar_sync(int(NamedBarrier::kPingPong) + warpgroup_, kPingPongThreads);
   }
   __device__ __forceinline__ void tell_other() const {
-    const int barrier = int(NamedBarrier::kPingPong) + 1 - warpgroup_;
-    // racecheck reports what bar.arrive orders: in a build for it each waits for the one it tells.
-    if constexpr (ptx::kEveryLaneArrives) {
-      ptx::bar_sync(barrier, kPingPongThreads);
-    } else {
-      ptx::bar_arrive(barrier, kPingPongThreads);
-    }
+    ptx::bar_arrive(int(NamedBarrier::kPingPong) + 1 - warpgroup_, kPingPongThreads);
   }
   __device__ __forceinline__ void sync_warpgroup() const {
     ptx::bar_sync(int(NamedBarrier::kRows) + warpgroup_, kWarpgroupSize);
