@@ -15,6 +15,15 @@ namespace fa3::cpu {
 // sigmoid(g) of a row's columns in turn; all 1 without a gate.
 double gate_factor(const OutputGate& gate, int64_t b, int64_t row, int64_t head, int64_t column);
 
+// Multiplies a row of O' by them. 0 stays 0, and so a row that sees no key, whatever its logits
+// are.
+template <class Number>
+void apply_gate(const Problem& problem, int64_t b, int64_t row, int64_t head, Number* o) {
+  for (int64_t c = 0; c < problem.head_dim_v; ++c) {
+    if (o[c] != 0) o[c] *= static_cast<Number>(gate_factor(problem.gate, b, row, head, c));
+  }
+}
+
 // Takes dg of a row's columns in turn, and writes it.
 class GateGradient {
  public:

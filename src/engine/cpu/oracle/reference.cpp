@@ -135,9 +135,7 @@ void forward_sequence(const Problem& problem, int64_t b, int64_t head, ForwardSc
       for (int64_t c = 0; c < problem.head_dim_v; ++c) scratch.o[c] += weight * scratch.v[c];
     }
     const int64_t o_row = q_rows.begin + q_row;
-    for (int64_t c = 0; c < problem.head_dim_v; ++c) {
-      scratch.o[c] *= gate_factor(problem.gate, b, o_row, head, c);
-    }
+    apply_gate(problem, b, o_row, head, scratch.o);
     store_row(scratch.o, problem.head_dim_v, problem.o.at<Out>(b, o_row, head));
     if (problem.max_logit.on) {
       raise_max_logit(problem.max_logit.at(b, head), static_cast<float>(row.largest));

@@ -217,10 +217,7 @@ void forward_head(const HeadTask& task, T* matrices, const Buffers& buffers) {
     // Whole rows, as a matrix product does: hidden keys count with weight 0.
     add_weighted_rows(buffers.row, buffers.v, task.keys(), problem.head_dim_v, buffers.gradient);
     const int64_t row = task.q_rows.begin + q_row;
-    for (int64_t c = 0; c < problem.head_dim_v; ++c) {
-      buffers.gradient[c] *=
-          static_cast<float>(gate_factor(problem.gate, task.b, row, task.head, c));
-    }
+    apply_gate(problem, task.b, row, task.head, buffers.gradient);
     store_row(buffers.gradient, problem.head_dim_v, problem.o.at<Out>(task.b, row, task.head));
   }
 }

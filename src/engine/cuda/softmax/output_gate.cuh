@@ -36,6 +36,12 @@ __device__ __forceinline__ float gate_factor(const GateParams& gate, int64_t row
   return logistic(load_logit(gate.logits.data, at, gate.type));
 }
 
+// A combined column of a row of O. A row that sees no key stays 0, whatever its logits are.
+__device__ __forceinline__ float gated_number(float value, const GateParams& gate, int64_t row,
+                                              int column) {
+  return value == 0.0f ? value : value * gate_factor(gate, row, column);
+}
+
 // How a logit lies in memory.
 template <GateType kType>
 using GateNumber = std::conditional_t<kType == GateType::kFp32, float, uint16_t>;

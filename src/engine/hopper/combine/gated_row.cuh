@@ -15,8 +15,8 @@ struct GatedRow {
                                            int column) const {
     const int64_t row = gate.logits.strides.offset(place.batch, place.head, place.row);
     float4& o = total.columns;
-    o.x *= gate_factor(gate, row, column), o.y *= gate_factor(gate, row, column + 1);
-    o.z *= gate_factor(gate, row, column + 2), o.w *= gate_factor(gate, row, column + 3);
+    o = {gated_number(o.x, gate, row, column), gated_number(o.y, gate, row, column + 1),
+         gated_number(o.z, gate, row, column + 2), gated_number(o.w, gate, row, column + 3)};
   }
 };
 

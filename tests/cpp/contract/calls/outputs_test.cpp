@@ -110,6 +110,26 @@ TEST_P(OutputGate, of_infinite_logits_is_zero_or_one) {
   }
 }
 
+// The first 30 rows see no key, in splits and beside a sink too.
+TEST_P(OutputGate, of_nan_leaves_a_row_without_keys_at_zero) {
+  for (Case c : in_each_dtype(dense_case(1, 300, 270, 2, 1, 64, 64))) {
+    c.causal = true;
+    for (int i = 0; i < 4; ++i) {
+      c.sink = i % 2 == 1;
+      c.num_splits = i / 2 == 1 ? 3 : 1;
+      const Case gated = with_gate(c, Gate::one, FA3_FLOAT32);
+      if (!does(gated)) continue;
+      Inputs inputs = make_inputs(gated);
+      const Tensor usual = forward(gated, inputs).o;
+      for (int64_t row = 0; row < 30; ++row) inputs.gate.set(0, row, row % 2, 0, NAN);
+      const Tensor o = forward(gated, inputs).o;
+      EXPECT_TRUE(bits_equal("o", o, usual)) << gated;
+      EXPECT_EQ(o.get(0, 29, 1, 63), 0);
+      EXPECT_NE(o.get(0, 30, 1, 63), 0);
+    }
+  }
+}
+
 TEST_P(OutputGate, has_the_same_gradient_in_every_call) {
   for (Case c : in_each_dtype(dense_case(2, 150, 300, 4, 2, 64, 64))) {
     c = with_gate(c, Gate::one, FA3_FLOAT32);

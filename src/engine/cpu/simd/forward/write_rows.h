@@ -19,6 +19,7 @@ struct RowTotal {
   float sum;
   float divisor;
   float of_partial;  // beside the sum: what the result that the call goes on from counts
+  bool sees_keys;
 };
 
 // A logit that joins a row beside its keys, in log2 units: its weight relative to the reference.
@@ -37,7 +38,8 @@ FA3_INLINE float* part_of(float* first, const WriteJob& job, int64_t part) {
 FA3_INLINE RowTotal total_of_row(const WriteJob& job, int64_t r, float sink, float lse_partial) {
   constexpr double kDoubleLog2E = 1.44269504088896340736;
   const double sink_log2 = sink * kDoubleLog2E, partial_log2 = lse_partial * kDoubleLog2E;
-  RowTotal total = {.max = sink_log2, .sum = 0.0f, .divisor = 0.0f, .of_partial = 0.0f};
+  RowTotal total = {
+      .max = sink_log2, .sum = 0.0f, .divisor = 0.0f, .of_partial = 0.0f, .sees_keys = false};
   if (partial_log2 > total.max) total.max = partial_log2;
   for (int64_t i = 0; i < job.num_parts; ++i) {
     const float ref = *part_of(job.parts.ref + r, job, i);
@@ -50,6 +52,7 @@ FA3_INLINE RowTotal total_of_row(const WriteJob& job, int64_t r, float sink, flo
     total.sum += weight * *part_of(job.parts.sum + r, job, i);
     total.divisor += weight * *part_of(job.parts.divisor + r, job, i);
   }
+  total.sees_keys = total.sum != 0.0f;
   const float of_sink = weight_beside(sink_log2, total.max);
   total.of_partial = weight_beside(partial_log2, total.max);
   total.sum += of_sink;
@@ -96,7 +99,7 @@ FA3_INLINE void write_o(const WriteJob& job, int64_t r, const RowTotal& total, c
       value += load(part_of(job.parts.o + r * job.parts.columns + c, job, i)) * (weight * inverse);
     }
     if (goes_on) value += load_first(partial + c, job.head_dim_v - c) * of_partial;
-    if (job.gate.logits != nullptr) {
+    if (job.gate.logits != nullptr && total.sees_keys) {
       value *= gate_factors(job.gate, gate_row, c, job.head_dim_v);
     }
     store_first(o + c, value, job.head_dim_v - c);
