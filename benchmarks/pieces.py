@@ -78,7 +78,9 @@ def on_cuda(quick: bool) -> list[Piece]:
     bars, errors = figures.bars, figures.errors
     wide = "--device cuda --dtype bf16 --head-dim 192:128 --heads 16 --tokens 16384 --seqlen "
     wide += f"{lengths} --rounds {rounds}"
-    layers, depths, few = ("8", "1,8", "1") if quick else ("32", "1,8,32", "1,4")
+    layers, depths = ("8", "1,8") if quick else ("32", "1,8,32")
+    few = "1 --work training" if quick else "1,4 --work training,prefill,decode"
+    dims = "128" if quick else "64,128"
     everything = "sdpa,eager,fa3,flash_fa3,fa3_flex"
     # Triton compiles for long; its backward takes four minutes (rivals.py --triton).
     all_of_them = "--standard" if quick else "--standard --triton"
@@ -100,9 +102,9 @@ def on_cuda(quick: bool) -> list[Piece]:
         Piece("masks-backward", "Windows, softcap, sinks, ragged batches: backward", MASKS,
               f"masks.py --pass bwd {heads}", 40, figures.cases, figures.case_ratios),
         Piece("block-masks", "Block masks", BLOCK_MASKS,
-              "block_masks.py --seqlen 8192 --head-dim 64,128 --cases "
+              f"block_masks.py --seqlen 8192 --head-dim {dims} --cases "
               f"causal,documents,prefix,chunks,window,dilated --rounds {rounds}",
-              60, figures.mask_kinds, figures.mask_ratios),
+              90, figures.mask_kinds, figures.mask_ratios),
         Piece("quantizer", "The quantizer", "GB/s of a call and of a copy beside it.",
               "quantizer.py", 15, None, figures.quantizer),
         Piece("decode", "Decoding", DECODE,
@@ -138,9 +140,9 @@ def on_cuda(quick: bool) -> list[Piece]:
               f"llama.py --layers {depths} --work training,prefill --batch 2 --context 2048 "
               f"--padded 0,1 --attention {everything} --rounds 3", 90, None, figures.steps),
         Piece("steps-compiled", "Transformers: compiled", f"{STEPS} torch.compile(model).",
-              f"llama.py --layers {few} --work training,prefill,decode --batch 2 --context 2048 "
+              f"llama.py --layers {few} --batch 2 --context 2048 "
               "--cache static --compile no,default --attention sdpa,fa3 --rounds 5",
-              120, None, figures.steps),
+              270, None, figures.steps),
         Piece("llama-prefill", "Llama 8B: prefill", STEPS,
               f"llama.py --layers {layers} --work prefill --context 1024,4096,32768 --attention "
               "sdpa-flash,sdpa-cudnn,eager,fa3,fa3_fp8 --rounds 2", 60, None, figures.steps),
