@@ -372,7 +372,7 @@ bool report(const Call& call, const char* what, const std::string& sentence) {
 }
 
 bool check(const Call& call, uint64_t seed, double* rmse) {
-  const Watchdog watchdog(call.words());
+  const Watchdog watchdog(call.words(), 60);  // a sanitizer takes 20 s where it shares the GPU
   Random random(seed);
   Tensors tensors(call, random);
   fa3_mla_forward_params expected = tensors.params(false, true);

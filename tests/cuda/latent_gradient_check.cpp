@@ -70,7 +70,7 @@ struct Workspace {
 bool check(const GradientCase& c, double* worst) {
   const std::string words = test::describe(c);
   test::GradientCall call(c, FA3_CUDA);
-  const Watchdog watchdog(words);
+  const Watchdog watchdog(words, 60);  // a sanitizer takes 20 s where it shares the GPU
   const Workspace workspace(call.params());
   for (int pass = 0; pass < 2; ++pass) {
     std::string said;

@@ -152,7 +152,11 @@ void GradientCall::compute(int64_t query, int64_t head) {
     const double p = std::exp(scores[i] - both);
     for (int c = 0; c < kValues; ++c) o[size_t(c)] += p * keys[i][size_t(c)];
   }
-  for (int c = 0; c < kValues; ++c) o_[row * kValues + size_t(c)] = narrow(o[size_t(c)], c_.dtype);
+  // The call reads O as it is saved: where dS nearly cancels, its rounding is what is left.
+  for (int c = 0; c < kValues; ++c) {
+    o_[row * kValues + size_t(c)] = narrow(o[size_t(c)], c_.dtype);
+    o[size_t(c)] = widen(o_[row * kValues + size_t(c)], c_.dtype);
+  }
   const double d_lse = c_.has_d_lse ? d_lse_[row] : 0;
   const double delta = dot(o.data(), d_o.data(), kValues);
   if (c_.sink && std::isfinite(sink) && (in_lse || !keys.empty())) {
