@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison element by element, with the coordinates of the worst one in the message."""
+"""Comparison element by element, with the coordinates of the worst one in the message; and of
+signatures.
+"""
+
+import inspect
 
 import numpy as np
 import pytest
@@ -19,3 +23,10 @@ def assert_within(name, actual, expected, bound):
             f"{name}{list(map(int, at))}: expected {expected[at]:.9g} +- {bound[at]:.2g}, "
             f"got {actual[at]:.9g}"
         )
+
+
+def signature_of(function):
+    """As text and without types, as it is recorded of the originals."""
+    signature = inspect.signature(function)
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=signature.empty))

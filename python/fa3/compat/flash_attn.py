@@ -7,24 +7,27 @@ return_attn_probs the functions return (out, lse, S_dmask): with dropout the wei
 negative where they were dropped (_probabilities.py), which are for tests and take O(N^2) memory;
 without dropout None, where the original has an empty tensor. Head dims that are no multiples of 8
 are filled with zeros in copies, as the original does.
-The functions of packed tensors take the arguments behind those in their docstrings by position or
-by name, as flash_attn_func does.
+Where q, k and v are packed into one tensor, they are stacked before the heads: qkv (b, s, 3, h, d),
+or kv (b, sk, 2, hk, d).
 """
 
-import inspect
+from __future__ import annotations
 
-from fa3._options import shows
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
 from fa3.compat import flash_attn_2_cuda
 from fa3.compat._arguments import length, options, unsupported
 from fa3.compat._kvcache import attend
 from fa3.compat._passes import forward, indices, rows, whole_chunks
-from fa3.compat._passes_of_fa2 import (
-    _flash_attn_backward,
-    _flash_attn_forward,
-    _flash_attn_varlen_backward,
-    _flash_attn_varlen_forward,
-    forward_with_state,
-)
+from fa3.compat._passes_of_fa2 import _flash_attn_backward as _flash_attn_backward
+from fa3.compat._passes_of_fa2 import _flash_attn_forward as _flash_attn_forward
+from fa3.compat._passes_of_fa2 import _flash_attn_varlen_backward as _flash_attn_varlen_backward
+from fa3.compat._passes_of_fa2 import _flash_attn_varlen_forward as _flash_attn_varlen_forward
+from fa3.compat._passes_of_fa2 import forward_with_state
+from fa3.compat._signatures import asked_by_lse, asked_by_probs, packed_forms
 
 __all__ = [
     "flash_attn_func",
@@ -58,18 +61,19 @@ def _get_block_size_n(device, head_dim, is_dropout, is_causal):
     return 2**31 - 1
 
 
+@asked_by_probs
 def flash_attn_func(
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> out (b, sq, hq, dv)."""
     named = options(softmax_scale, causal, window_size, softcap, deterministic, dropout_p=dropout_p)
@@ -77,38 +81,27 @@ def flash_attn_func(
     return answer(q, k, v, named, return_attn_probs)
 
 
-shows_tail = shows(list(inspect.signature(flash_attn_func).parameters.values())[3:])
+flash_attn_qkvpacked_func, flash_attn_kvpacked_func = packed_forms(flash_attn_func)
 
 
-@shows_tail
-def flash_attn_kvpacked_func(q, kv, *tail, **named):
-    """kv (b, sk, 2, hk, d)."""
-    return flash_attn_func(q, *kv.unbind(2), *tail, **named)
-
-
-@shows_tail
-def flash_attn_qkvpacked_func(qkv, *tail, **named):
-    """qkv (b, s, 3, h, d)."""
-    return flash_attn_func(*qkv.unbind(2), *tail, **named)
-
-
+@asked_by_probs
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    block_table=None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    block_table: Tensor | None = None,
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q).
 
@@ -124,42 +117,74 @@ def flash_attn_varlen_func(
     return answer(q, k, v, named, return_attn_probs)
 
 
-@shows_tail
+@asked_by_probs
 def flash_attn_varlen_kvpacked_func(
-    q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *tail, **named
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
 ):
     """Packed q (total_q, hq, d) and kv (total_k, 2, hk, d)."""
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return flash_attn_varlen_func(q, *kv.unbind(1), *lengths, *tail, **named)
+    lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    rest = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
+    others = *lengths, *rest, return_attn_probs
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, *others)
 
 
-@shows_tail
-def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *tail, **named):
+@asked_by_probs
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+):
     """Packed qkv (total, 3, h, d)."""
-    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return flash_attn_varlen_func(*qkv.unbind(1), *lengths, *tail, **named)
+    lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
+    rest = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
+    others = *lengths, *rest, return_attn_probs
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, *others)
 
 
+@asked_by_lse
 def flash_attn_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k=None,
-    v=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    cache_seqlens=None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
-    block_table=None,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    rotary_interleaved=True,
-    alibi_slopes=None,
-    num_splits=0,
-    return_softmax_lse=False,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: Literal[False] = False,
 ):
     """Attention over the first cache_seqlens rows of the caches, or of pages (block_table).
 

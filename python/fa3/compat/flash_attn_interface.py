@@ -11,7 +11,13 @@ signature, as Transformers does.
 LSE is -inf for a row that sees no key, also where K is empty (the original gives +inf there).
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
 import torch
+from torch import Tensor
 
 import fa3
 from fa3.compat import _passes
@@ -22,6 +28,7 @@ from fa3.compat._passes_of_fa3 import _flash_attn_backward as _flash_attn_backwa
 from fa3.compat._passes_of_fa3 import _flash_attn_forward as _flash_attn_forward
 from fa3.compat._qv import joined
 from fa3.compat._registry import register
+from fa3.compat._signatures import asked_by_lse, asked_by_probs
 
 __all__ = [
     "flash_attn_combine",
@@ -37,26 +44,27 @@ def __dir__():
     return __all__
 
 
+@asked_by_probs
 def flash_attn_func(
-    q,
-    k,
-    v,
-    softmax_scale=None,
-    causal=False,
-    qv=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    num_splits=1,
-    pack_gqa=None,
-    deterministic=False,
-    sm_margin=0,
-    return_attn_probs=False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: Literal[False] = False,
     *,
-    s_aux=None,
+    s_aux: Tensor | None = None,
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> out (b, sq, hq, dv).
 
@@ -70,32 +78,33 @@ def flash_attn_func(
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
+@asked_by_probs
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    seqused_q=None,
-    seqused_k=None,
-    softmax_scale=None,
-    causal=False,
-    qv=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    num_splits=1,
-    pack_gqa=None,
-    deterministic=False,
-    sm_margin=0,
-    return_attn_probs=False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: Literal[False] = False,
     *,
-    s_aux=None,
+    s_aux: Tensor | None = None,
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
     named = options(
@@ -110,20 +119,21 @@ def flash_attn_varlen_func(
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
+@asked_by_probs
 def flash_attn_qkvpacked_func(
-    qkv,
-    softmax_scale=None,
-    causal=False,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    deterministic=False,
-    num_heads_q=None,
-    sm_margin=0,
-    return_attn_probs=False,
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: Literal[False] = False,
 ):
     """qkv (b, s, 3, h, d), or (b, s, hq + 2 hk, d) with num_heads_q = hq."""
     if qkv.ndim == 5:
@@ -139,39 +149,40 @@ def flash_attn_qkvpacked_func(
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
+@asked_by_lse
 def flash_attn_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k=None,
-    v=None,
-    qv=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    cache_seqlens=None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
-    page_table=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k_new=None,
-    max_seqlen_q=None,
-    rotary_seqlens=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    rotary_interleaved=True,
-    scheduler_metadata=None,
-    num_splits=0,
-    pack_gqa=None,
-    sm_margin=0,
-    return_softmax_lse=False,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Any = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: Literal[False] = False,
     *,
-    s_aux=None,
+    s_aux: Tensor | None = None,
 ):
     """Attention over the first cache_seqlens rows of the caches (b, s, hk, d | dv), or of pages.
 
@@ -207,7 +218,9 @@ def flash_attn_with_kvcache(
     )
 
 
-def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
+def flash_attn_combine(
+    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: Any = None
+) -> tuple[Tensor, Tensor]:
     """Merges partial results over disjoint keys: fa3.merge.
 
     out_partial (n, b, s, h, dv) float32, lse_partial (n, b, s, h) float32 -> out (b, s, h, dv) in
@@ -221,28 +234,28 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
 
 
 def get_scheduler_metadata(
-    batch_size,
-    max_seqlen_q,
-    max_seqlen_k,
-    num_heads_q,
-    num_heads_kv,
-    headdim,
-    cache_seqlens,
-    qkv_dtype=torch.bfloat16,
-    headdim_v=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k_new=None,
-    cache_leftpad=None,
-    page_size=None,
-    max_seqlen_k_new=0,
-    causal=False,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    has_softcap=False,
-    num_splits=0,
-    pack_gqa=None,
-    sm_margin=0,
-):
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: Any = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Tensor:
     """What flash_attn_with_kvcache takes as scheduler_metadata: an empty int32 tensor.
 
     fa3 plans inside the call, from the shapes alone, and reads the lengths where it computes: there

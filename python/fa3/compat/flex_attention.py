@@ -4,7 +4,15 @@
 For programs that import it from there: its BlockMask and create_block_mask stay torch's.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor
+
 import fa3
+from fa3.compat._signatures import asked_by_lse_or_aux
 from fa3.errors import InvalidArgument, Unsupported
 
 __all__ = ["flex_attention"]
@@ -14,18 +22,19 @@ def __dir__():
     return __all__
 
 
+@asked_by_lse_or_aux
 def flex_attention(
-    query,
-    key,
-    value,
-    score_mod=None,
-    block_mask=None,
-    scale=None,
-    enable_gqa=False,
-    return_lse=False,
-    kernel_options=None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: Literal[False] = False,
+    kernel_options: Any = None,
     *,
-    return_aux=None,
+    return_aux: None = None,
 ):
     """torch's flex_attention by fa3.flex_attention. kernel_options, Triton's, are ignored."""
     if key.shape[1] != query.shape[1] and not enable_gqa:

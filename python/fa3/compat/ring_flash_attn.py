@@ -9,17 +9,20 @@ whose ranks hold every n-th row, is not here: zigzag balances as well, in fewer 
 rows.
 """
 
-import inspect
+from __future__ import annotations
+
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from fa3 import distributed
-from fa3._options import shows
 from fa3.compat._arguments import options as options_of
 from fa3.compat._arguments import unsupported
+from fa3.compat._signatures import asked_by_probs, packed_forms
 from fa3.distributed.describe import group_of
 from fa3.errors import InvalidArgument
 from fa3.torch import attention
@@ -40,76 +43,80 @@ def __dir__():
     return [*__all__, *(name for name in globals() if name.endswith("kvpacked_func"))]
 
 
+@asked_by_probs
 def ring_flash_attn_func(
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    group=None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    group: Any = None,
 ):
     """(b, s, h, d) on each rank, in the layout "contiguous" -> out (b, s, hq, dv)."""
     tail = softmax_scale, causal, window_size, alibi_slopes, deterministic
     return answer("contiguous", q, k, v, None, dropout_p, *tail, return_attn_probs, group)
 
 
+@asked_by_probs
 def zigzag_ring_flash_attn_func(
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    group=None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    group: Any = None,
 ):
     """(b, s, h, d) on each rank, in the layout "zigzag" -> out (b, s, hq, dv)."""
     tail = softmax_scale, causal, window_size, alibi_slopes, deterministic
     return answer("zigzag", q, k, v, None, dropout_p, *tail, return_attn_probs, group)
 
 
+@asked_by_probs
 def ring_flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens,
-    max_seqlen,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    group=None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    group: Any = None,
 ):
     """(s, h, d) on each rank, in the layout "by_document"; cu_seqlens: of this rank's rows."""
     tail = softmax_scale, causal, window_size, alibi_slopes, deterministic
     return answer("by_document", q, k, v, cu_seqlens, dropout_p, *tail, return_attn_probs, group)
 
 
+@asked_by_probs
 def zigzag_ring_flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens,
-    max_seqlen,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    group=None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    group: Any = None,
 ):
     """(s, h, d) on each rank, in the layout "zigzag"; cu_seqlens: of this rank's rows."""
     tail = softmax_scale, causal, window_size, alibi_slopes, deterministic
@@ -148,7 +155,7 @@ def refuse(alibi_slopes):
 
 def llama3_flash_attn_prepare_cu_seqlens(
     cu_seqlens: torch.Tensor, causal: bool, rank: int, world_size: int
-):
+) -> tuple[Tensor, Tensor, int, int, slice]:
     """What llama3_flash_attn_varlen_func wants of a rank, from cu_seqlens of the whole stream.
 
     Returns cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k and local_k_slice: the keys of
@@ -176,24 +183,25 @@ def llama3_flash_attn_prepare_cu_seqlens(
     return cu_q, cu_k, longest_q, longest_k, slice(first_key, last_key)
 
 
+@asked_by_probs
 def llama3_flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    heads_k_stride,
-    local_k_slice,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    group=None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    heads_k_stride: int,
+    local_k_slice: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    group: Any = None,
 ):
     """(s, h, d) on each rank, in the layout "contiguous"; lengths and local_k_slice are those of
     llama3_flash_attn_prepare_cu_seqlens. Keys are gathered heads_k_stride heads at a time."""
@@ -235,24 +243,6 @@ class Gathered(torch.autograd.Function):
         return None, total.to(gradient.dtype)
 
 
-def packed_forms(function):
-    """`function` for qkv (.., 3, h, d), and for q and kv (.., 2, h, d), stacked before heads."""
-    tail = list(inspect.signature(function).parameters.values())[3:]
-
-    @shows(tail)
-    def of_qkv(qkv, *arguments, **named):
-        return function(*qkv.unbind(-3), *arguments, **named)
-
-    @shows(tail)
-    def of_kv(q, kv, *arguments, **named):
-        return function(q, *kv.unbind(-3), *arguments, **named)
-
-    for form, name in ((of_qkv, "qkvpacked"), (of_kv, "kvpacked")):
-        form.__name__ = form.__qualname__ = function.__name__.replace("_func", f"_{name}_func")
-        form.__doc__ = f"{function.__name__} of tensors stacked before the heads."
-    return of_qkv, of_kv
-
-
 ring_flash_attn_qkvpacked_func, ring_flash_attn_kvpacked_func = packed_forms(ring_flash_attn_func)
 zigzag_ring_flash_attn_qkvpacked_func, zigzag_ring_flash_attn_kvpacked_func = packed_forms(
     zigzag_ring_flash_attn_func
@@ -270,12 +260,12 @@ llama3_flash_attn_varlen_qkvpacked_func, llama3_flash_attn_varlen_kvpacked_func 
 documents: dict[str, Any] = {}  # of the batch that a model is about to see
 
 
-def update_ring_flash_attn_params(cu_seqlens: torch.Tensor, process_group) -> None:
+def update_ring_flash_attn_params(cu_seqlens: torch.Tensor, process_group: Any) -> None:
     """Says which documents the next batch has, of the whole stream; before each batch."""
     documents.update(cu_seqlens=cu_seqlens.cpu(), group=process_group)
 
 
-def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
+def substitute_hf_flash_attn(process_group: Any, heads_k_stride: int) -> None:
     """Has Transformers' "flash_attention_2", "flash_attention_3" and "fa3" run over the group.
 
     Models then take the rank's rows of a stream in the layout "contiguous", batch 1, with their

@@ -7,7 +7,13 @@ fa3 cannot do raises fa3.Unsupported with the argument's name. ver, pack_gqa and
 are accepted, without effect.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
 import torch
+from torch import Tensor
 
 import fa3
 from fa3.compat._arguments import (
@@ -21,6 +27,7 @@ from fa3.compat._arguments import (
 )
 from fa3.compat._kvcache import attend, renamed
 from fa3.compat._qv import joined
+from fa3.compat._signatures import asked_by_lse, without_gradients
 
 __all__ = [
     "flash_attn_varlen_func",
@@ -34,43 +41,44 @@ def __dir__():
     return __all__
 
 
+@asked_by_lse
 def flash_attn_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k=None,
-    v=None,
-    qv=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    cache_seqlens=None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
-    page_table=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k_new=None,
-    max_seqlen_q=None,
-    rotary_seqlens=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    attention_chunk=None,
-    softcap=0.0,
-    rotary_interleaved=True,
-    scheduler_metadata=None,
-    num_splits=0,
-    pack_gqa=None,
-    only_qv=False,
-    sm_margin=0,
-    return_softmax_lse=False,
-    sinks=None,
-    score_mod=None,
-    aux_tensors=None,
-    ver=3,
-    out=None,
+    q: Tensor | None,
+    k_cache: Tensor | None,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = None,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Any = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    only_qv: bool = False,
+    sm_margin: int = 0,
+    return_softmax_lse: Literal[False] = False,
+    sinks: Tensor | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    aux_tensors: Any = None,
+    ver: int = 3,
+    out: Tensor | None = None,
 ):
     """Attention over the first cache_seqlens rows of the caches, or of pages (page_table).
 
@@ -128,37 +136,38 @@ def flash_attn_with_kvcache(
         )
 
 
-@torch.no_grad()
+@asked_by_lse
+@without_gradients
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    page_table=None,
-    softmax_scale=None,
-    causal=False,
-    qv=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    num_splits=1,
-    pack_gqa=None,
-    only_qv=False,
-    sm_margin=0,
-    return_softmax_lse=False,
-    sinks=None,
-    score_mod=None,
-    aux_tensors=None,
-    ver=3,
-    out=None,
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    only_qv: bool = False,
+    sm_margin: int = 0,
+    return_softmax_lse: Literal[False] = False,
+    sinks: Tensor | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    aux_tensors: Any = None,
+    ver: int = 3,
+    out: Tensor | None = None,
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, d | dv); without cu_seqlens (b, s, h, d).
 
@@ -172,7 +181,8 @@ def flash_attn_varlen_func(
     if page_table is not None:
         seqused_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k
         cu_seqlens_k = None
-    q, k, v = joined(*(rows_of_stride_1(x) for x in (q, k, v)), qv)
+    q, k, v = (rows_of_stride_1(x) for x in (q, k, v))
+    q, k, v = joined(q, k, v, qv)
     with renamed({"sink": "sinks"}):
         return fa3.attention(
             q,
@@ -197,35 +207,35 @@ def flash_attn_varlen_func(
 
 
 def get_scheduler_metadata(
-    batch_size,
-    max_seqlen_q,
-    max_seqlen_k,
-    num_heads,
-    num_heads_k,
-    headdim,
-    cache_seqlens,
-    qkv_dtype=torch.bfloat16,
-    headdim_v=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    cu_seqlens_k_new=None,
-    seqused_q=None,
-    leftpad_k=None,
-    page_size=None,
-    max_seqlen_k_new=0,
-    causal=False,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    has_softcap=False,
-    num_splits=0,
-    pack_gqa=None,
-    sm_margin=0,
-):
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads: int,
+    num_heads_k: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: Any = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Tensor:
     """What the calls take as scheduler_metadata: an empty int32 tensor. fa3 plans in the call."""
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
-def is_fa3_supported(device=None):
+def is_fa3_supported(device: Any = None) -> bool:
     """Whether this machine has a GPU that fa3 has kernels for. Tensors on the CPU need none."""
     return any(name == "hopper" and available for name, available, _ in fa3.engines())
 

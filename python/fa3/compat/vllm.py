@@ -6,7 +6,13 @@ natural log of the sum of exp(scores), (heads, total_q), and -inf for a query th
 gradients, as in the original. What fa3 cannot do raises fa3.Unsupported with the argument's name.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
 import torch
+from torch import Tensor
 
 import fa3
 from fa3.compat._arguments import (
@@ -21,6 +27,7 @@ from fa3.compat._arguments import (
 from fa3.compat._context_parallel import keys_in_turn
 from fa3.compat._kvcache import renamed
 from fa3.compat._qv import joined
+from fa3.compat._signatures import asked_by_lse, without_gradients
 from fa3.errors import InvalidArgument
 
 __all__ = [
@@ -41,46 +48,47 @@ NO_GATHER = "fa3 has block masks (fa3.masks), no gather of keys by index"
 OUR_NAMES = {"page_table": "block_table", "sink": "s_aux"}
 
 
-@torch.no_grad()
+@asked_by_lse
+@without_gradients
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    max_seqlen_q,
-    cu_seqlens_q,
-    max_seqlen_k,
-    cu_seqlens_k=None,
-    seqused_k=None,
-    q_v=None,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=None,
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    block_table=None,
-    return_softmax_lse=False,
-    out=None,
-    scheduler_metadata=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    num_splits=0,
-    output_scale=None,
-    fa_version=2,
-    s_aux=None,
-    cp_world_size=1,
-    cp_rank=0,
-    cp_tot_seqused_k=None,
-    mask_mod=None,
-    block_sparse_tensors=None,
-    aux_tensors=None,
-    aux_tensor_leading_dims=None,
-    dynamic_causal=None,
-    gather_kv_indices=None,
-    gather_kv_valid_length=None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    max_seqlen_q: int,
+    cu_seqlens_q: Tensor,
+    max_seqlen_k: int,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    q_v: Tensor | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    return_softmax_lse: Literal[False] = False,
+    out: Tensor | None = None,
+    scheduler_metadata: Any = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    num_splits: int = 0,
+    output_scale: Any = None,
+    fa_version: int = 2,
+    s_aux: Tensor | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_tot_seqused_k: Tensor | None = None,
+    mask_mod: Any = None,
+    block_sparse_tensors: Any = None,
+    aux_tensors: Any = None,
+    aux_tensor_leading_dims: Any = None,
+    dynamic_causal: Any = None,
+    gather_kv_indices: Any = None,
+    gather_kv_valid_length: Any = None,
 ):
     """Attention of packed queries to packed keys (cu_seqlens_k), to pages, or to a batch of keys.
 
@@ -162,27 +170,27 @@ def flash_attn_varlen_func(
 
 
 def get_scheduler_metadata(
-    batch_size,
-    max_seqlen_q,
-    max_seqlen_k,
-    num_heads_q,
-    num_heads_kv,
-    headdim,
-    cache_seqlens,
-    qkv_dtype=torch.bfloat16,
-    headdim_v=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k_new=None,
-    cache_leftpad=None,
-    page_size=None,
-    max_seqlen_k_new=0,
-    causal=False,
-    window_size=(-1, -1),
-    has_softcap=False,
-    num_splits=0,
-    pack_gqa=None,
-    sm_margin=0,
-):
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: Any = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Tensor:
     """What flash_attn_varlen_func takes as scheduler_metadata: an empty int32 tensor.
 
     fa3 plans inside the call, from the shapes alone, and reads the lengths where it computes: there
@@ -193,38 +201,38 @@ def get_scheduler_metadata(
 
 def compile_flash_attn_varlen_func_from_specs(
     *,
-    q_shape,
-    k_shape,
-    v_shape,
-    q_dtype,
-    v_stride=None,
-    k_stride=None,
-    cu_seqlens_q_shape=None,
-    cu_seqlens_k_shape=None,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=None,
-    deterministic=False,
-    return_softmax_lse=False,
-    num_splits=0,
-    fa_version=2,
-    seqused_k_shape=None,
-    page_table_shape=None,
-    softcap=None,
-):
+    q_shape: Sequence[int],
+    k_shape: Sequence[int],
+    v_shape: Sequence[int],
+    q_dtype: Any,
+    v_stride: Sequence[int] | None = None,
+    k_stride: Sequence[int] | None = None,
+    cu_seqlens_q_shape: Sequence[int] | None = None,
+    cu_seqlens_k_shape: Sequence[int] | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] | None = None,
+    deterministic: bool = False,
+    return_softmax_lse: bool = False,
+    num_splits: int = 0,
+    fa_version: int = 2,
+    seqused_k_shape: Sequence[int] | None = None,
+    page_table_shape: Sequence[int] | None = None,
+    softcap: float | None = None,
+) -> None:
     """Nothing: the kernels of flash_attn_varlen_func are compiled with the library."""
     check_version(fa_version)
 
 
-def is_fa_version_supported(fa_version, device=None):
+def is_fa_version_supported(fa_version: int, device: Any = None) -> bool:
     """Whether callers that choose a version should choose this one: 3."""
     return fa_version_unsupported_reason(fa_version, device) is None
 
 
-def fa_version_unsupported_reason(fa_version, device=None):
+def fa_version_unsupported_reason(fa_version: int, device: Any = None) -> str | None:
     """Why is_fa_version_supported() is False, or None. Devices are judged by the call itself."""
     check_version(fa_version)
     return None if fa_version == 3 else "fa3 is FlashAttention-3: choose version 3"

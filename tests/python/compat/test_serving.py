@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's and sglang's own calls of attention: as they make them, held to float64 and to fa3."""
 
-import inspect
-
 import pytest
+from checks import signature_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
@@ -69,7 +68,7 @@ RECORDED = {
 
 @pytest.mark.parametrize("function", RECORDED, ids=lambda x: f"{x.__module__}.{x.__name__}")
 def test_signature_is_the_recorded_one(function):
-    assert str(inspect.signature(function)) == f"({RECORDED[function]})"
+    assert signature_of(function) == f"({RECORDED[function]})"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing_extensions import assert_type
 import fa3
 import fa3.masks
 import fa3.torch
-from fa3.compat import bert_padding, flash_attn, flash_attn_interface, sglang, vllm
+from fa3.compat import bert_padding, flash_attn, flash_attn_interface, ring_flash_attn, sglang, vllm
 from fa3.compat.flex_attention import flex_attention
 
 Array = np.ndarray[Any, Any]
@@ -63,6 +63,8 @@ def names_elsewhere(q: Any, used: Any) -> None:
     assert_type(flex_attention(q, q, q, lambda s, b, h, i, j: s), Tensor)
     flash_attn.flash_attn_func(q, q, q, softmax_scale="1")  # type: ignore[call-overload]
     vllm.flash_attn_varlen_func(q, q, q)  # type: ignore[call-overload]
+    flash_attn.flash_attn_kvpacked_func(q, q, softmax_scale="1")  # type: ignore[call-overload]
+    ring_flash_attn.ring_flash_attn_qkvpacked_func(q, causal=None)  # type: ignore[call-overload]
 
 
 def functions_and_masks(q: Array, seen: Array) -> None:
