@@ -36,14 +36,13 @@ uint16_t narrow(float x, int dtype) {
   return dtype == FA3_FLOAT16 ? from_float<Float16>(x).bits : from_float<BFloat16>(x).bits;
 }
 
-// A row of 656 bytes. Powers of two as scales: kernels of 64 query rows round what others make.
-void fill_bytes(unsigned char* row, Random& random, bool powers) {
+// A row of 656 bytes.
+void fill_bytes(unsigned char* row, Random& random) {
   std::normal_distribution<float> normal;
   for (int i = 0; i < kValues; ++i)
     row[i] = static_cast<unsigned char>(random() % 127 | random() % 2 << 7);
   for (int group = 0; group < 4; ++group) {
-    const float scale = powers ? std::ldexp(1.0f, -10 + int(random() % 4))
-                               : 0.001f + 0.00001f * float(random() % 1000);
+    const float scale = 0.001f + 0.00001f * float(random() % 1000);
     std::memcpy(row + kValues + group * 4, &scale, 4);
   }
   for (int i = 0; i < kRope; ++i) {
@@ -316,8 +315,7 @@ class Tensors {
     std::normal_distribution<float> normal;
     for (int64_t page = 0; page + 1 < c.pages; ++page) {  // the last one stays NaN
       for (int64_t i = 0; c.bytes && i < c.page_size; ++i) {
-        fill_bytes(cache->at<unsigned char>(page * page_stride + i * kByteRow), random,
-                   c.heads * c.tokens > 32);
+        fill_bytes(cache->at<unsigned char>(page * page_stride + i * kByteRow), random);
       }
       for (int64_t i = 0; !c.bytes && i < c.page_size * row_elements(); ++i) {
         *cache->at<uint16_t>(page * page_stride + i) = narrow(normal(random), c.dtype);
@@ -501,7 +499,7 @@ void* make_pool(bool bytes) {
   std::normal_distribution<float> normal;
   for (size_t i = 0; i < some.size(); i += bytes ? kByteRow : 2) {
     const uint16_t x = narrow(normal(random), FA3_BFLOAT16);
-    bytes ? fill_bytes(&some[i], random, false) : static_cast<void>(std::memcpy(&some[i], &x, 2));
+    bytes ? fill_bytes(&some[i], random) : static_cast<void>(std::memcpy(&some[i], &x, 2));
   }
   void* pool = nullptr;
   CHECK_CUDA(cudaMalloc(&pool, all));

@@ -23,7 +23,6 @@
 #include "engine/hopper/latent/latent_loader.cuh"
 #include "engine/hopper/latent/latent_rows.cuh"
 #include "engine/hopper/latent/latent_segments.cuh"
-#include "engine/hopper/latent/latent_wide_byte_loader.cuh"
 #include "engine/hopper/latent/latent_wide_rows.cuh"
 
 namespace fa3::hopper {
@@ -39,10 +38,6 @@ struct LoaderOf<C, true, false> {
 template <LatentShape C>
 struct LoaderOf<C, false, true> {
   using Type = LatentWideLoader<C>;
-};
-template <LatentShape C>
-struct LoaderOf<C, true, true> {
-  using Type = LatentWideByteLoader<C>;
 };
 
 template <LatentShape C, bool IsWide = C.is_wide()>
@@ -68,7 +63,7 @@ struct LatentSmem {
 // each may sum to 504 at most, else setmaxnreg waits for ever.
 template <LatentShape C>
 struct LatentRegisters {
-  static constexpr int kAll = 504, kLoader = !C.is_wide() ? 128 : C.is_group128 ? 104 : 72;
+  static constexpr int kAll = 504, kLoader = C.is_wide() ? 72 : 128;
   static constexpr int kConsumer = (kAll - C.loader_warpgroups() * kLoader) / C.consumers();
 };
 

@@ -29,13 +29,9 @@ struct LatentShape {
   Element element;
   bool is_group128 = false;  // else rows of the element
 
+  FA3_HD constexpr int loader_warpgroups() const { return is_group128 ? 2 : 1; }
   // 64 rows: two consumers, each with half of the value channels (latent_wide_rows.cuh).
   FA3_HD constexpr bool is_wide() const { return rows == kRowsPerWarpgroup; }
-  // Whether consumers multiply scores and P by the scales of keys, else the loader multiplies keys.
-  FA3_HD constexpr bool scales_products() const { return is_group128 && !is_wide(); }
-  // The loader has waited for its copies when it tells consumers of them.
-  FA3_HD constexpr bool loader_fences() const { return is_group128; }
-  FA3_HD constexpr int loader_warpgroups() const { return scales_products() ? 2 : 1; }
   FA3_HD constexpr int consumers() const { return is_wide() ? 2 : 1; }
   FA3_HD constexpr int consumer_threads() const { return consumers() * kWarpgroupSize; }
   FA3_HD constexpr int loader_threads() const { return loader_warpgroups() * kWarpgroupSize; }
@@ -44,10 +40,10 @@ struct LatentShape {
   FA3_HD constexpr int slabs() const { return head_dim / kSlabChannels; }
   FA3_HD constexpr int slab_of_q_bytes() const { return rows * kSlabChannels * 2; }
   // P, and with scales P times the scales of each group.
-  FA3_HD constexpr int weights() const { return scales_products() ? Group128::kGroups : 1; }
+  FA3_HD constexpr int weights() const { return is_group128 ? Group128::kGroups : 1; }
   FA3_HD constexpr int weight_bytes() const { return rows * kLatentBlockKeys * 2; }
   FA3_HD constexpr int scale_bytes() const {
-    return scales_products() ? Group128::kScaleSlots * kLatentBlockKeys * Group128::kScaleBytes : 0;
+    return is_group128 ? Group128::kScaleSlots * kLatentBlockKeys * Group128::kScaleBytes : 0;
   }
   // What Q, P, scales, statistics of four warps, barriers and the sums of lengths leave.
   FA3_HD constexpr int ring_bytes() const {
@@ -59,9 +55,7 @@ struct LatentShape {
   // Slabs that are announced at once, by CTAs of up to 32 rows (latent_wide_ring.cuh). All threads
   // of the loader arrive for what they have copied, one after the other: with a slab a stage that
   // took 3,600 clocks a block, measured on an H200.
-  FA3_HD constexpr int stage_slabs() const {
-    return scales_products() ? 1 : head_dim == 576 ? 3 : 2;
-  }
+  FA3_HD constexpr int stage_slabs() const { return is_group128 ? 1 : head_dim == 576 ? 3 : 2; }
   FA3_HD constexpr int stage_bytes() const { return stage_slabs() * kSlabBytes; }
   FA3_HD constexpr int block_stages() const { return slabs() / stage_slabs(); }
   // The ring holds a block, and more: a batch is converted while a block is computed. With 64 rows
@@ -76,7 +70,7 @@ struct LatentShape {
   }
   // Batches of raw rows on their way.
   FA3_HD constexpr int raw_batches() const {
-    return scales_products() ? (ring_bytes() - stages_bytes()) / Group128::kBatchBytes : 0;
+    return is_group128 ? (ring_bytes() - stages_bytes()) / Group128::kBatchBytes : 0;
   }
   FA3_HD constexpr int batches_of_block() const {
     return kValueSlabs / Group128::kBatchSlabs + (slabs() - kValueSlabs);

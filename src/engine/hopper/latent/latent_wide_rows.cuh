@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// 64 query rows by two consumer warpgroups; rows of 16 bits, or made so by the loader. Blocks of
-// keys belong to the warpgroups in turn, those of a segment from 0 on: the owner multiplies Q K^T
-// and computes P. Each warpgroup has the output of all rows and half of the value channels, and
-// adds P V of every block: its own P from registers, the other's from shared memory.
+// 64 query rows by two consumer warpgroups, rows of 16 bits. Blocks of keys belong to the
+// warpgroups in turn, those of a segment from 0 on: the owner multiplies Q K^T and computes P. Each
+// warpgroup has the output of all rows and half of the value channels, and adds P V of every block:
+// its own P from registers, the other's from shared memory.
 //
 // A block comes in two stages, the halves of its channels. A half's last reader is the warpgroup
 // that has its channels: nobody else releases it. So each warpgroup multiplies its own P at once,
@@ -237,8 +237,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     constexpr int kFirst = Ring::first_slab(Half);
     const uint32_t keys = uniform(ring_.slab(odd, kFirst));
     ring_.wait_full(odd, Half);
-    // Copies came through the generic proxy, and nobody waited for them before.
-    if constexpr (!C.loader_fences()) ptx::fence_proxy_async();
+    ptx::fence_proxy_async();  // copies came through the generic proxy
     ptx::wgmma_fence();
     tile::issue_abt<C.element, kHalf, kHalf>(
         scores, tile::k_major_low(q_ + uint32_t(kFirst * C.slab_of_q_bytes())),
@@ -266,7 +265,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   // O += P V of the other's block.
   __device__ __forceinline__ void issue_other(uint32_t p, int odd) {
     constexpr tile::TileLayout kP = kPLayout, kValues = kValuesLayout;
-    if constexpr (!C.loader_fences()) ptx::fence_proxy_async();
+    ptx::fence_proxy_async();
     ptx::wgmma_fence();
     tile::issue_ab<C.element, kP, kValues>(output_, tile::k_major_low(p), values(odd), true);
     ptx::wgmma_commit_group();

@@ -80,7 +80,8 @@ int rows_of_cta(const MlaProblem& p, int64_t rows, int64_t sequences, int sms) {
   if (rows <= 32) return rows <= 16 ? 16 : 32;
   const int64_t blocks =
       sequences * ceil_div(rows, kWide) * ceil_div(p.lengths_k.max, kLatentBlockKeys);
-  const bool is_wide = blocks >= int64_t{FA3_LATENT_WIDE_BLOCKS} * sms;
+  const bool is_wide =
+      !is_group128(p.keys.cache) && blocks >= int64_t{FA3_LATENT_WIDE_BLOCKS} * sms;
   return is_wide && !p.batch_invariant ? kWide : 32;
 }
 

@@ -47,17 +47,6 @@ __device__ __forceinline__ void load_pair_if(bool condition, const float* pointe
       : "r"(int(condition)), "l"(pointer));
 }
 
-// ---- What nobody writes meanwhile. Volatile: begins where it stands, not where it is needed ----
-
-__device__ __forceinline__ void load_constant(const void* pointer, uint32_t (&value)[4]) {
-  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value[0]), "=r"(value[1]), "=r"(value[2]), "=r"(value[3])
-               : "l"(pointer));
-}
-__device__ __forceinline__ void load_constant(const void* pointer, float& value) {
-  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(pointer));
-}
-
 // ---- Numbers that CTAs change together (PTX ISA, "atom") ----
 
 // What was there. What this thread and those that a barrier has brought here have stored is seen by

@@ -119,8 +119,7 @@ std::vector<double> LatentCall::key_of(int64_t slot) {
     for (int c = 0; c < kValues; ++c) {
       float scale;
       std::memcpy(&scale, row + kScaleOffset + c / kGroupChannels * 4, sizeof(scale));
-      const double exact = double(to_float(Float8E4M3{uint8_t(row[c])})) * scale;
-      key.push_back(c_.rounded_keys ? widen(narrow(exact, FA3_BFLOAT16), FA3_BFLOAT16) : exact);
+      key.push_back(double(to_float(Float8E4M3{uint8_t(row[c])})) * scale);
     }
     if (c_.dim > kValues) get(row + kRopeOffset, kRope, FA3_BFLOAT16);
     return key;

@@ -29,8 +29,7 @@ struct LatentCase {
   bool sink = false, lse_with_sink = true, infinite_empty_lse = false;
   int num_splits = 0;
   bool batch_invariant = false;
-  bool rounded_keys = false;  // to bf16, of bytes times their scale
-  float spread = 1;           // of q
+  float spread = 1;  // of q
   uint64_t seed = 1;
 
   bool sparse() const { return top >= 0; }

@@ -24,8 +24,10 @@ void add_kernels() {
   add_latent_kernel<LatentShape{16, 512, E, IsGroup128}>();
   add_latent_kernel<LatentShape{32, 576, E, IsGroup128}>();
   add_latent_kernel<LatentShape{32, 512, E, IsGroup128}>();
-  add_latent_kernel<LatentShape{64, 576, E, IsGroup128}>();
-  add_latent_kernel<LatentShape{64, 512, E, IsGroup128}>();
+  if constexpr (!IsGroup128) {
+    add_latent_kernel<LatentShape{64, 576, E}>();
+    add_latent_kernel<LatentShape{64, 512, E}>();
+  }
 }
 
 class Latent : public testing::Test {
@@ -45,11 +47,7 @@ class Latent : public testing::Test {
   // With this program's rows.
   static void expect_right(LatentCase c) {
     c.rows = kOfBytesHere ? FA3_MLA_ROWS_GROUP128 : FA3_MLA_ROWS_LATENT;
-    if (kOfBytesHere) c.dtype = FA3_BFLOAT16, c.rope_apart = false, ++c.seed;
-    // The loader of CTAs of 64 rows rounds.
-    int64_t tokens = c.sparse() ? 1 : c.tokens;
-    for (const int32_t count : c.queries) tokens = std::max<int64_t>(tokens, count);
-    c.rounded_keys = kOfBytesHere && tokens * c.heads > 32 && !c.batch_invariant;
+    if (kOfBytesHere) c.dtype = FA3_BFLOAT16, ++c.seed;
     EXPECT_EQ(run_latent(c), "") << test::describe(c);
   }
 
@@ -108,6 +106,7 @@ TEST_F(Latent, results_have_every_form) {
 
 // Two consumers: blocks in turn, of which the second may have none.
 TEST_F(Latent, many_rows_have_every_form_of_a_call) {
+  if (kOfBytesHere) GTEST_SKIP() << "no kernel of 64 rows of bytes";
   const LatentCase cases[] = {
       {.heads = 64, .keys = {1, 64}, .wide_output = false},
       {.dtype = FA3_FLOAT16, .dim = 512, .heads = 40, .keys = {65, 0, 250}, .wide_output = false},
@@ -116,7 +115,7 @@ TEST_F(Latent, many_rows_have_every_form_of_a_call) {
       {.heads = 65, .page_size = 3, .keys = {200}, .rope_apart = true, .num_splits = 2},
       {.dtype = FA3_FLOAT16, .dim = 512, .heads = 64, .keys = {65}, .num_splits = 7},
       {.heads = 33, .keys = {150}, .query_apart = true, .spread = 30}};
-  for (const LatentCase& c : cases) expect_right(c);
+  for (const LatentCase& c : cases) EXPECT_EQ(run_latent(c), "") << test::describe(c);
 }
 
 // Two CTAs a team and parts of several blocks. A consumer that asks for more registers than the
@@ -130,7 +129,6 @@ TEST_F(Latent, long_parts_of_large_pages_come_to_an_end) {
                      .keys = {900, 0, 2},
                      .causal = true,
                      .num_splits = 7,
-                     .rounded_keys = true,
                      .spread = 4};
   EXPECT_EQ(run_latent(c), "");
 }
@@ -180,10 +178,11 @@ TEST_F(Latent, any_order_of_warps_is_right) {
 
 // Tiles of one, two and seven blocks.
 TEST_F(Latent, any_order_of_two_consumers_is_right) {
+  if (kOfBytesHere) GTEST_SKIP() << "no kernel of 64 rows of bytes";
   const LatentCase c{.heads = 40, .keys = {30, 400, 100}, .num_splits = 1};
   in_orders(kOrdersOfTwo, [&](size_t, const Pace& pace) {
     machine::launch_setting.pace = pace;
-    expect_right(c);
+    EXPECT_EQ(run_latent(c), "");
   });
 }
 
@@ -209,10 +208,8 @@ void expect_found_in(Fault fault, const std::vector<std::string>& complaints, in
 enum Kind { kOf16Bits, kOfBytes, kOfTwoConsumers };
 template <Kind K>
 void expect_found(Fault fault, const std::vector<std::string>& complaints, int barrier = 0) {
-  constexpr bool kIsWide = K == kOfTwoConsumers;
-  if (!kIsWide && kOfBytesHere != (K == kOfBytes)) return;
-  SCOPED_TRACE(K);
-  constexpr LatentShape kShape{kIsWide ? 64 : 16, 576, Element::kBf16, kOfBytesHere};
+  if (kOfBytesHere != (K == kOfBytes)) return;
+  constexpr LatentShape kShape{K == kOfTwoConsumers ? 64 : 16, 576, Element::kBf16, K == kOfBytes};
   expect_found_in<kShape>(fault, complaints, barrier);
 }
 class BrokenLatent : public Latent {};
@@ -260,9 +257,8 @@ TEST_F(BrokenLatent, products_read_without_a_fence) {
   expect_found<kOfBytes>(Fault::kNoFence, {"no fence.proxy.async"});
 }
 TEST_F(BrokenLatent, lanes_arrive_before_others_have_stored) {
-  const std::vector<std::string> said{machine::kUntold, machine::kUnfenced, machine::kUnfilled};
-  expect_found<kOfBytes>(Fault::kNoSyncwarp, said);
-  if (kOfBytesHere) expect_found<kOfTwoConsumers>(Fault::kNoSyncwarp, said);
+  expect_found<kOfBytes>(Fault::kNoSyncwarp,
+                         {machine::kUntold, machine::kUnfenced, machine::kUnfilled});
 }
 TEST_F(BrokenLatent, raw_rows_are_read_before_they_arrive) {
   expect_found<kOfBytes>(Fault::kNoCopyWait, {machine::kUnfilled});

@@ -28,7 +28,7 @@ template <LatentShape C>
 std::vector<machine::Buffer> small_buffers() {
   using Smem = LatentSmem<C>;
   std::vector<machine::Buffer> buffers;
-  if constexpr (C.scales_products()) {
+  if constexpr (C.is_group128) {
     const auto add = [&](const char* name, size_t first, int bytes, int count) {
       for (int i = 0; i < count; ++i) {
         buffers.push_back(

@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "engine/cuda/ptx/instructions.cuh"
-
 namespace fa3::hopper::ptx {
 
 inline float e4m3_number(uint32_t code) {
@@ -22,15 +20,6 @@ inline void e4m3_to_bf16(uint32_t four, uint32_t& low, uint32_t& high) {
   const auto pair = [&](int at) {
     const float x = e4m3_number(four >> at & 0xff), y = e4m3_number(four >> (at + 8) & 0xff);
     return __float_as_uint(x) >> 16 | (__float_as_uint(y) & 0xffff0000u);
-  };
-  low = pair(0);
-  high = pair(16);
-}
-
-inline void e4m3_to_bf16(uint32_t four, float scale, uint32_t& low, uint32_t& high) {
-  const auto pair = [&](int at) {
-    return cuda::pack_pair<cuda::Element::kBf16>(e4m3_number(four >> at & 0xff) * scale,
-                                                 e4m3_number(four >> (at + 8) & 0xff) * scale);
   };
   low = pair(0);
   high = pair(16);

@@ -2,16 +2,9 @@
 // As in src/engine/hopper/ptx/, with numbers.
 #pragma once
 
-#include <cstring>
-
 #include "instructions.h"
 
 namespace fa3::hopper::ptx {
-
-template <class T>
-void load_constant(const void* pointer, T& value) {
-  std::memcpy(&value, pointer, sizeof(value));
-}
 
 inline void red_global_add_f32x4(float* pointer, const float (&value)[4]) {
   machine::add_global(pointer, sizeof(value));
