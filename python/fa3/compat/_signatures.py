@@ -30,7 +30,27 @@ class AskedByProbs(Protocol[P]):
     def __call__(self, *arguments: Any, return_attn_probs: bool, **named: Any) -> Any: ...
 
 
+class OfQkv(Protocol[P]):
+    __name__: str
+
+    @overload
+    def __call__(self, qkv: Tensor, *arguments: P.args, **named: P.kwargs) -> Tensor: ...
+    @overload
+    def __call__(self, *arguments: Any, return_attn_probs: bool, **named: Any) -> Any: ...
+
+
+class OfKv(Protocol[P]):
+    __name__: str
+
+    @overload
+    def __call__(self, q: Tensor, kv: Tensor, *arguments: P.args, **named: P.kwargs) -> Tensor: ...
+    @overload
+    def __call__(self, *arguments: Any, return_attn_probs: bool, **named: Any) -> Any: ...
+
+
 class AskedByLse(Protocol[P]):
+    __name__: str
+
     @overload
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> Tensor: ...
     @overload
@@ -38,6 +58,8 @@ class AskedByLse(Protocol[P]):
 
 
 class AskedByLseOrAux(Protocol[P]):
+    __name__: str
+
     @overload
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> Tensor: ...
     @overload
@@ -47,20 +69,20 @@ class AskedByLseOrAux(Protocol[P]):
 
 
 def asked_by_probs(function: Callable[P, Any]) -> AskedByProbs[P]:
-    return shown(function, return_attn_probs="bool")
+    return shown(function, return_attn_probs=bool)
 
 
 def asked_by_lse(function: Callable[P, Any]) -> AskedByLse[P]:
-    return shown(function, return_softmax_lse="bool")
+    return shown(function, return_softmax_lse=bool)
 
 
 def asked_by_lse_or_aux(function: Callable[P, Any]) -> AskedByLseOrAux[P]:
-    return shown(function, return_lse="bool", return_aux="Any")
+    return shown(function, return_lse=bool, return_aux=Any)
 
 
 def shown(function, **flags):
     """The function, whose flags help() and the reference show as what they may be."""
-    function.__annotations__ |= {**flags, "return": "Any"}
+    function.__annotations__ |= {**flags, "return": Any}
     return function
 
 
@@ -70,7 +92,7 @@ def without_gradients(function: Function) -> Function:
 
 def packed_forms(
     function: AskedByProbs[Concatenate[Tensor, Tensor, Tensor, P]],
-) -> tuple[AskedByProbs[Concatenate[Tensor, P]], AskedByProbs[Concatenate[Tensor, Tensor, P]]]:
+) -> tuple[OfQkv[P], OfKv[P]]:
     """`function` for qkv (.., 3, h, d), and for q and kv (.., 2, h, d), stacked before heads."""
     tail = list(inspect.signature(function).parameters.values())[3:]
 

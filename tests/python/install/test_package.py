@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,15 @@ def test_tab_completion_offers_public_names_alone(name):
     assert {*dir(module)} >= {*module.__all__}
     for offered in {*dir(module)} - {*module.__all__}:
         assert getattr(module, offered).__module__ == name and not offered.startswith("_")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_annotations_of_public_names_are_types(name):
+    pytest.importorskip("torch", reason="torch is not installed")
+    module = importlib.import_module(name)
+    functions = [getattr(module, offered) for offered in module.__all__]
+    for function in filter(inspect.isfunction, functions):
+        typing.get_type_hints(function)
 
 
 def test_tab_completion_of_the_package_offers_public_names_and_packages_that_are_loaded():

@@ -55,6 +55,9 @@ def switch() -> None:
 def names_elsewhere(q: Any, used: Any) -> None:
     assert_type(flash_attn.flash_attn_func(q, q, q, 0.1, None, True), Tensor)
     assert_type(flash_attn.flash_attn_qkvpacked_func(q, causal=True), Tensor)
+    assert_type(flash_attn.flash_attn_qkvpacked_func(qkv=q), Tensor)
+    assert_type(flash_attn.flash_attn_kvpacked_func(q=q, kv=q), Tensor)
+    assert_type(flash_attn.flash_attn_with_kvcache.__name__, str)
     assert_type(flash_attn_interface.flash_attn_func(q, q, q, None, True), Tensor)
     assert_type(flash_attn_interface.flash_attn_func(q, q, q, return_attn_probs=True), Any)
     assert_type(vllm.flash_attn_varlen_func(q, q, q, 8, used, 8, used), Tensor)
