@@ -162,8 +162,12 @@ def with_mean(out, lse, v_mean, cu_seqlens_q):
 
 
 def of_rows(x, cu_seqlens, rows):
-    """x, (sequences, heads, n), for each row of `rows`."""
-    return x[:, None] if cu_seqlens is None else x[sequences(cu_seqlens, rows)]
+    """x, (sequences, heads, n), for each row of `rows`; 0 where there are no sequences."""
+    if cu_seqlens is None:
+        return x[:, None]
+    if x.shape[0] == 0:
+        return x.new_zeros((rows.shape[0], *x.shape[1:]))
+    return x[sequences(cu_seqlens, rows)]
 
 
 def scales_of_rows(descale, cu_seqlens, rows):
@@ -175,9 +179,12 @@ def scales_of_rows(descale, cu_seqlens, rows):
     if cu_seqlens is None:
         of_each = descale.repeat_interleave(DESCALE_ROWS, 2)[:, :, : rows.shape[1]]
         return of_each.transpose(1, 2)[..., None]
+    if descale.shape[0] == 0:
+        return descale.new_zeros((rows.shape[0], descale.shape[1], 1))
     sequence = sequences(cu_seqlens, rows)
     row = torch.arange(rows.shape[0], device=rows.device) - cu_seqlens[sequence]
-    block = (row // DESCALE_ROWS).clamp(max=descale.shape[2] - 1)  # rows of no sequence are behind
+    # Rows of no sequence lie behind; in front of the first one where lengths are garbage.
+    block = (row // DESCALE_ROWS).clamp(0, descale.shape[2] - 1)
     return descale[sequence, :, block][..., None]
 
 

@@ -401,3 +401,13 @@ def test_the_switch_goes_back_to_what_it_was(qkv, sdpa_in_fp8):
     assert torch.equal(F.scaled_dot_product_attention(*inputs, enable_gqa=True), in_fp8)
     fa3.torch.disable_sdpa()
     assert not torch.equal(F.scaled_dot_product_attention(*inputs, enable_gqa=True), in_fp8)
+
+
+@pytest.mark.parametrize("saved", SAVED)
+def test_rows_of_no_sequence_have_gradients_of_zero(saved):
+    cu = torch.zeros(1, dtype=torch.int32)
+    lengths = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 5, "max_seqlen_k": 5}
+    q, k, v = (torch.randn(5, 2, 64, requires_grad=True) for _ in range(3))
+    out = fa3.attention_fp8(q, k, v, saved=saved, **lengths)
+    gradients = torch.autograd.grad(out.sum(), (q, k, v))
+    assert not any(x.any() for x in (out, *gradients))
