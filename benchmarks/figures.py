@@ -271,7 +271,7 @@ def convergence(rows: list[dict]):
                 layers.plot(row["error"][which], dashes, color=OF_RUNS[row["attention"]], lw=1.2)
     layers.set_yscale("log")
     losses.set(title="held-out loss", xlabel="million tokens", ylabel="nats a byte")
-    apart.set(title="less that of bf16, same seed", xlabel="million tokens", ylim=(-0.05, 0.05))
+    apart.set(title="minus bf16, same seed", xlabel="million tokens", ylim=(-0.05, 0.05))
     layers.set(title=f"error of gradients, step {last}", xlabel="layer (q -, k --, v :)")
     used = dict.fromkeys(attention for attention, _ in runs)
     handles = [Line2D([], [], color=OF_RUNS[name], label=name) for name in used]
