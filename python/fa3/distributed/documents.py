@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from fa3.errors import InvalidArgument
 
-if TYPE_CHECKING:
-    CuSeqlens: TypeAlias = Sequence[int] | torch.Tensor
+CuSeqlens: TypeAlias = Sequence[int] | torch.Tensor
 
 
 def documents(cu_seqlens: CuSeqlens) -> tuple[int, ...]:

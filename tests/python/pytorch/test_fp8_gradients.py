@@ -388,7 +388,8 @@ def test_the_switch_keeps_to_16_bits_where_fp8_does_not_go(qkv, sdpa_in_fp8):
     for inputs, options in (((q, k, v), {"attn_mask": seen}), ((q[:, :, :3], k, v), {})):
         found = run_sdpa(inputs, **options)
         wanted = fa3.attention(*(x.transpose(1, 2) for x in inputs)).transpose(1, 2)
-        assert torch.equal(found[0], wanted)
+        # A call with a mask may differ in its last bits; FP8 differs by percents.
+        assert (found[0] - wanted).norm() < 0.005 * wanted.norm()
 
 
 def test_the_switch_goes_back_to_what_it_was(qkv, sdpa_in_fp8):
