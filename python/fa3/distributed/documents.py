@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from fa3.errors import InvalidArgument
 
-CuSeqlens: TypeAlias = Sequence[int] | torch.Tensor
+if TYPE_CHECKING:
+    CuSeqlens: TypeAlias = Sequence[int] | torch.Tensor
 
 
 def documents(cu_seqlens: CuSeqlens) -> tuple[int, ...]:

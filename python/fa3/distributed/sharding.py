@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from fa3.distributed.describe import group_of
-from fa3.distributed.documents import CuSeqlens, documents
+from fa3.distributed.documents import documents
 from fa3.distributed.layout import LAYOUTS, Piece, count, pieces, stream_rows
 from fa3.distributed.transport.exchange import naming
 from fa3.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from fa3.distributed.documents import CuSeqlens
 
 
 def shard(

@@ -106,8 +106,8 @@ def test_tab_completion_offers_public_names_alone(name):
         assert getattr(module, offered).__module__ == name and not offered.startswith("_")
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_annotations_of_public_names_are_types(name):
+@pytest.mark.parametrize("name", [name for name in PUBLIC if "compat" in name])
+def test_annotations_of_names_elsewhere_are_types(name):
     pytest.importorskip("torch", reason="torch is not installed")
     module = importlib.import_module(name)
     functions = [getattr(module, offered) for offered in module.__all__]
