@@ -3,7 +3,7 @@
 
     python3 benchmarks/draw.py      # all of them again; nothing is measured
 
-Next: pieces.py, which says what there is, and figures.py, which draws it.
+Next: pieces.py, which says what there is, and figures.py and tables.py, which show it.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import figures
 import plot
+import tables
 from pieces import Piece, pieces
 
 DOCS = figures.ROOT / "docs" / "lab"
@@ -32,9 +33,9 @@ class Recorded:
 RECORDED = {  # by folder of the machine
     "nvidia-h200": [
         Recorded("Forward beside the official FlashAttention-3 and FlashAttention-4 (Figure 5)",
-                 "forward-h200-2026-11-27.jsonl", figures.bars, figures.ratios),
+                 "forward-h200-2026-11-27.jsonl", figures.bars, tables.ratios),
         Recorded("Backward beside the official FlashAttention-3 and FlashAttention-4 (Figure 6)",
-                 "backward-h200-2026-11-27.jsonl", figures.bars, figures.ratios),
+                 "backward-h200-2026-11-27.jsonl", figures.bars, tables.ratios),
     ]
 }  # fmt: skip
 
@@ -85,7 +86,7 @@ def left_out(rows: list[dict]) -> list[str]:
     said = {}
     for row in rows:
         if "left_out" in row:
-            key = figures.name_of(row["engine"]), row["left_out"].split(". ")[0]
+            key = tables.name_of(row["engine"]), row["left_out"].split(". ")[0]
             said[key] = said.get(key, 0) + 1
     return [f"* {name} did not run in {n} cases: {words}" for (name, words), n in said.items()]
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make report` measures: one row a piece. Next: figures.py, which shows what they wrote."""
+"""What `make report` measures: one row a piece. Next: figures.py and tables.py,
+which show what they wrote."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import figures
+import tables
 
 
 @dataclass(frozen=True)
@@ -86,72 +88,72 @@ def on_cuda(quick: bool) -> list[Piece]:
     all_of_them = "--standard" if quick else "--standard --triton"
     return [
         Piece("forward", "Forward, bf16 (Figure 5)", PAPER,
-              f"rivals.py --dtype bf16 {grid} {all_of_them}", 60, bars, figures.ratios),
+              f"rivals.py --dtype bf16 {grid} {all_of_them}", 60, bars, tables.ratios),
         Piece("forward-fp16", "Forward, fp16 (Figure 5)", PAPER,
-              f"rivals.py --dtype fp16 {grid} --standard", 20, bars, figures.ratios),
+              f"rivals.py --dtype fp16 {grid} --standard", 20, bars, tables.ratios),
         Piece("backward", "Backward, bf16 (Figure 6)", PAPER,
-              f"rivals.py --pass bwd --dtype bf16 {grid} --standard", 60, bars, figures.ratios),
+              f"rivals.py --pass bwd --dtype bf16 {grid} --standard", 60, bars, tables.ratios),
         Piece("fp8", "FP8 forward (Figure 7)", PAPER,
-              f"rivals.py --dtype e4m3 {grid}", 50, bars, figures.ratios),
+              f"rivals.py --dtype e4m3 {grid}", 50, bars, tables.ratios),
         Piece("sustained", "Without a break",
               "Each contender alone, call after call: the clock is what the power limit leaves.",
               f"rivals.py --device cuda --dtype bf16 --seqlen 8192 --tokens 16384 --hidden 2048 "
-              f"--ceilings --sustained {each}", 120, None, figures.power),
+              f"--ceilings --sustained {each}", 120, None, tables.power),
         Piece("masks", "Windows, softcap, sinks, ragged batches", MASKS,
-              f"masks.py {heads}", 30, figures.cases, figures.case_ratios),
+              f"masks.py {heads}", 30, figures.cases, tables.case_ratios),
         Piece("masks-backward", "Windows, softcap, sinks, ragged batches: backward", MASKS,
-              f"masks.py --pass bwd {heads}", 40, figures.cases, figures.case_ratios),
+              f"masks.py --pass bwd {heads}", 40, figures.cases, tables.case_ratios),
         Piece("block-masks", "Block masks", BLOCK_MASKS,
               f"block_masks.py --seqlen 8192 --head-dim {dims} --cases "
               f"causal,documents,prefix,chunks,window,dilated --rounds {rounds}",
-              90, figures.mask_kinds, figures.mask_ratios),
+              90, figures.mask_kinds, tables.mask_ratios),
         Piece("quantizer", "The quantizer", "GB/s of a call and of a copy beside it.",
-              "quantizer.py", 15, None, figures.quantizer),
+              "quantizer.py", 15, None, tables.quantizer),
         Piece("decode", "Decoding", DECODE,
               f"rivals.py --device cuda --dtype bf16 --seqlen 1 --seqlen-k {long} --batch 1,16,64 "
               f"--heads 32 --kv-heads 8 --head-dim 128 --causal 0 --rounds {rounds} --ceilings",
               30, figures.decoding),
         Piece("errors", "Errors (Table 3), and against length", ERRORS,
               f"data.py --errors --dtype fp16,bf16,e4m3 --kinds q*1,v+2,outliers --seqlen {long} "
-              "--head-dim 128 --causal 0 --standard --tokens 16384", 40, errors, figures.table3),
+              "--head-dim 128 --causal 0 --standard --tokens 16384", 40, errors, tables.table3),
         Piece("memory", "Memory against length", MEMORY,
               f"memory.py --pass fwd,bwd --seqlen {long}", 20, figures.memory),
         Piece("training", "Training GPT-2", GPT,
               f"gpt.py --size {sizes} --context 1024,4096,16384 --tokens 16384 --rounds {rounds}",
-              60, None, figures.models),
+              60, None, tables.models),
         Piece("training-sizes", "Training GPT-2, four sizes", GPT,
               f"gpt.py --size {four_sizes} --context 1024,2048 --tokens 16384 --attention fa3,sdpa "
-              "--rounds 3", 40, None, figures.models),
+              "--rounds 3", 40, None, tables.models),
         Piece("training-dropout", "Training GPT-2 with dropout", f"{GPT} {DROPOUT}",
               f"gpt.py --size {all_sizes} --context 1024,4096 --tokens 16384 --dropout 0.1 "
-              f"--attention fa3,fa2,cudnn,standard --rounds {rounds}", 60, None, figures.models),
+              f"--attention fa3,fa2,cudnn,standard --rounds {rounds}", 60, None, tables.models),
         Piece("prefill", "Prefill", PREFILL,
               f"gpt.py --work prefill --size 124M --context {long} --rounds {rounds}",
-              30, figures.prefill, figures.models),
+              30, figures.prefill, tables.models),
         Piece("wide-forward", "Heads of 192 columns, values of 128: forward", WIDE,
-              f"rivals.py {wide}", 20, None, figures.cells),
+              f"rivals.py {wide}", 20, None, tables.cells),
         Piece("wide-backward", "Heads of 192 columns, values of 128: backward", WIDE,
-              f"rivals.py {wide} --pass bwd", 25, None, figures.cells),
+              f"rivals.py {wide} --pass bwd", 25, None, tables.cells),
         Piece("wide-deterministic", "Heads of 192 columns, values of 128: deterministic", WIDE,
-              f"rivals.py {wide} --pass bwd --deterministic", 20, None, figures.cells),
+              f"rivals.py {wide} --pass bwd --deterministic", 20, None, tables.cells),
         Piece("ablation", "What each idea is worth (Table 2)", ABLATION,
-              f"ablation.py --rounds {rounds}", 30, None, figures.ablation),
+              f"ablation.py --rounds {rounds}", 30, None, tables.ablation),
         Piece("steps", "Transformers: training steps and prefills", STEPS,
               f"llama.py --layers {depths} --work training,prefill --batch 2 --context 2048 "
-              f"--padded 0,1 --attention {everything} --rounds 3", 90, None, figures.steps),
+              f"--padded 0,1 --attention {everything} --rounds 3", 90, None, tables.steps),
         Piece("steps-compiled", "Transformers: compiled", f"{STEPS} torch.compile(model).",
               f"llama.py --layers {few} --batch 2 --context 2048 "
               "--cache static --compile no,default --attention sdpa,fa3 --rounds 5",
-              270, None, figures.steps),
+              270, None, tables.steps),
         Piece("llama-prefill", "Llama 8B: prefill", STEPS,
               f"llama.py --layers {layers} --work prefill --context 1024,4096,32768 --attention "
-              "sdpa-flash,sdpa-cudnn,eager,fa3,fa3_fp8 --rounds 2", 60, None, figures.steps),
+              "sdpa-flash,sdpa-cudnn,eager,fa3,fa3_fp8 --rounds 2", 60, None, tables.steps),
         Piece("llama-decode", "Llama 8B: decoding", STEPS,
               f"llama.py --layers {layers} --work decode --context 4096 --batch 1,16,64 "
-              f"--attention sdpa,eager,fa3 --rounds {rounds}", 40, None, figures.steps),
+              f"--attention sdpa,eager,fa3 --rounds {rounds}", 40, None, tables.steps),
         Piece("llama-decode-static", "Llama 8B: decoding, static cache", STEPS,
               f"llama.py --layers {layers} --work decode --cache static --context 4096 --batch "
-              f"1,16,64 --attention sdpa,fa3 --rounds {rounds}", 40, None, figures.steps),
+              f"1,16,64 --attention sdpa,fa3 --rounds {rounds}", 40, None, tables.steps),
     ]  # fmt: skip
 
 
@@ -163,13 +165,13 @@ def on_cpu(quick: bool) -> list[Piece]:
     bars = figures.bars
     return [
         Piece("forward-fp32", "Forward, fp32", "8 heads, batch 1.",
-              f"rivals.py --dtype fp32 {grid} --standard", 30, bars, figures.ratios),
+              f"rivals.py --dtype fp32 {grid} --standard", 30, bars, tables.ratios),
         Piece("forward-bf16", "Forward, bf16", "8 heads, batch 1.",
-              f"rivals.py --dtype bf16 {grid} --standard", 30, bars, figures.ratios),
+              f"rivals.py --dtype bf16 {grid} --standard", 30, bars, tables.ratios),
         Piece("backward", "Backward, fp32", "8 heads, batch 1.",
-              f"rivals.py --pass bwd --dtype fp32 {grid} --standard", 60, bars, figures.ratios),
+              f"rivals.py --pass bwd --dtype fp32 {grid} --standard", 60, bars, tables.ratios),
         Piece("fp8", "FP8 forward", "Tensors of e4m3 numbers: half of bf16's memory.",
-              f"rivals.py --dtype e4m3 {grid}", 30, bars, figures.ratios),
+              f"rivals.py --dtype e4m3 {grid}", 30, bars, tables.ratios),
         Piece("masks", "Windows, softcap, sinks, ragged batches", MASKS,
               f"masks.py --seqlen {512 if quick else 2048} --heads 32:4:128 {rest}",
               20, figures.cases),
@@ -179,11 +181,11 @@ def on_cpu(quick: bool) -> list[Piece]:
         Piece("errors", "Errors (Table 3), and against length", ERRORS,
               "data.py --errors --device cpu --dtype fp16,bf16,e4m3 --kinds q*1,v+2,outliers "
               f"--seqlen {lengths} --head-dim 128 --causal 0 --standard --tokens 1 --hidden 128",
-              20, figures.errors, figures.table3),
+              20, figures.errors, tables.table3),
         Piece("memory", "Memory against length", MEMORY,
               "memory.py --device cpu --dtype fp32 --batch 1 --heads 8 --pass fwd,bwd --seqlen "
               + ("1024,4096" if quick else "1024,2048,4096,8192,16384"), 60, figures.memory),
         Piece("prefill", "Prefill", PREFILL,
               f"gpt.py --work prefill --size 124M --context {lengths} {rest}",
-              30, figures.prefill, figures.models),
+              30, figures.prefill, tables.models),
     ]  # fmt: skip

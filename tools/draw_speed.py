@@ -8,6 +8,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import figures  # noqa: E402
 import plot  # noqa: E402  (as figures.py found it)
+import tables  # noqa: E402
 
 RESULTS = ROOT / "docs" / "lab" / "results"
 FORWARD = RESULTS / "forward-h200-2026-11-27.jsonl"
@@ -28,11 +29,11 @@ def rows(path: Path = FORWARD) -> list[dict]:
 
 def summary(path: Path = FORWARD) -> dict:
     """The numbers that the pages quote: fa3's speed over that of others, where they have a time."""
-    speed, found = figures.speeds(rows(path)), {}
+    speed, found = tables.speeds(rows(path)), {}
     for name, engine in RIVALS.items():
         over = {cell: speed["hopper"][cell] / x for cell, x in speed.get(engine, {}).items()}
         if ratios := list(over.values()):
-            found[name] = figures.mean(ratios)
+            found[name] = tables.mean(ratios)
             found |= {f"{name}, lowest": min(ratios), f"{name}, highest": max(ratios)}
     return found
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import draw
 import figures
 import plot
+import tables
 
 REPORTS = draw.reports(draw.DOCS)
 
@@ -65,7 +66,7 @@ def test_a_panel_without_rows_says_so():
 
 def test_ratios_are_of_cells_that_both_ran():
     rows = [row(), row("fa2", tflops=0.05), row(seqlen=1024, tflops=0.3), row("fa2", 2048)]
-    assert "| FlashAttention-2 | 2.000 | 2.000 | 2.000 | 1 |" in figures.ratios(rows)
+    assert "| FlashAttention-2 | 2.000 | 2.000 | 2.000 | 1 |" in tables.ratios(rows)
 
 
 def test_rounds_go_back_and_forth():
@@ -102,9 +103,9 @@ import sys
 sys.path.insert(0, sys.argv.pop(1))
 import report
 from pieces import Piece
-import draw, figures
+import draw, figures, tables
 small = Piece("small", "A small piece", "Words.", "rivals.py --seqlen 32 --head-dim 16 --causal 0 "
-              "--rounds 2 --threads 1 --rival nowhere.so", 1, figures.bars, figures.ratios)
+              "--rounds 2 --threads 1 --rival nowhere.so", 1, figures.bars, tables.ratios)
 broken = Piece("broken", "A broken piece", "Words.", "rivals.py --no-such-option", 1, None)
 report.pieces = draw.pieces = lambda device, quick: [small, broken]
 sys.exit(report.main())
