@@ -230,5 +230,6 @@ def attend_fp8(inputs, quantized, how, options):
         group = q.shape[-2] // k_mean.shape[1]
         mean = of_rows(k_mean.repeat_interleave(group, 1), named.cu_seqlens_q, q)
         scale = q.shape[-1] ** -0.5 if named.scale is None else named.scale
-        lse = lse + scale * (q.float() * mean).sum(-1).transpose(-1, -2)
+        of_mean = scale * (q.float() * mean).sum(-1).transpose(-1, -2)
+        lse = torch.where(lse > -torch.inf, lse + of_mean, lse)  # q of no sequence may be NaN
     return out, lse

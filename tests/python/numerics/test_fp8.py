@@ -38,8 +38,9 @@ def test_is_attention_of_quantized_arrays(scaling):
     assert fa3.fp8.difference(out, fa3.attention(q, k, v, causal=True, seqused_k=lengths)) < 0.06
 
 
+@pytest.mark.parametrize("learns", [False, True], ids=["", "recorded"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_packed_sequences_have_what_each_has_alone(device, causal):
+def test_packed_sequences_have_what_each_has_alone(device, causal, learns):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     lengths, used = [130, 0, 64, 7, 300], [130, 0, 40, 7, 1]
@@ -50,7 +51,8 @@ def test_packed_sequences_have_what_each_has_alone(device, causal):
         torch.randn(rows, heads, 64, device=device).bfloat16() + mean
         for heads, mean in ((4, 0), (2, 3), (2, 2))
     )
-    k[-5:] = v[-5:] = torch.nan
+    q[-5:] = k[-5:] = v[-5:] = torch.nan
+    q.requires_grad_(learns)
     out, lse = fa3.attention_fp8(
         q, k, v, causal=causal, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=300,
         max_seqlen_k=300, seqused_k=seqused, return_lse=True,
@@ -63,7 +65,7 @@ def test_packed_sequences_have_what_each_has_alone(device, causal):
         )  # fmt: skip
         torch.testing.assert_close(out[mine], one[0], rtol=0.01, atol=0.01)
         torch.testing.assert_close(lse[:, mine], one_lse[0], rtol=0, atol=1e-4)
-    assert out.isfinite().all()
+    assert out.isfinite().all() and (lse[:, -5:] == -torch.inf).all()
 
 
 def test_output_has_the_type_of_the_queries():

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from fa3.fp8 import SAVED  # noqa: E402
 from fa3.torch import switch  # noqa: E402
+from fa3.torch.fp8 import scales_of_rows  # noqa: E402
 
 DATA = Path(__file__).parents[3] / "examples" / "data"
 ROWS, LENGTHS = 70, (30, 40)  # more than a block of scales
@@ -412,3 +413,8 @@ def test_rows_of_no_sequence_have_gradients_of_zero(saved):
     out = fa3.attention_fp8(q, k, v, saved=saved, **lengths)
     gradients = torch.autograd.grad(out.sum(), (q, k, v))
     assert not any(x.any() for x in (out, *gradients))
+
+
+def test_lengths_of_garbage_name_no_scale_that_is_not_there():
+    cu = torch.tensor([70, 99], dtype=torch.int32)  # what a GPU may hold; CPUs refuse it
+    assert scales_of_rows(torch.ones(1, 2, 3), cu, torch.empty(5, 2, 64)).shape == (5, 2, 1)
