@@ -18,6 +18,7 @@ from transformers import masking_utils
 from fa3.errors import Unsupported
 from fa3.torch import onnx
 
+CAUSAL = masking_utils.causal_mask_function
 BIDIRECTIONAL = getattr(masking_utils, "bidirectional_mask_function", None)  # not in 4.57
 
 
@@ -381,7 +382,7 @@ def describe(mask_function):
     `left_padding` (batch,), the position where the first one starts; of packed sequences `packed`,
     their numbers, and `restarts` where each counts positions from its own beginning."""
     # By identity, as torch 2.11 can trace; it knows neither names nor closures of functions.
-    if mask_function is masking_utils.causal_mask_function:
+    if mask_function is CAUSAL:
         return {"causal": True}
     if mask_function is BIDIRECTIONAL:
         return {}

@@ -146,10 +146,19 @@ class Nameless:
 
 def test_plain_masks_are_known_without_their_names(monkeypatch):
     causal, bidirectional = Nameless(), Nameless()
-    monkeypatch.setattr(hf.mask.masking_utils, "causal_mask_function", causal)
+    monkeypatch.setattr(hf.mask, "CAUSAL", causal)
     monkeypatch.setattr(hf.mask, "BIDIRECTIONAL", bidirectional)
     assert hf.mask.describe(causal) == {"causal": True}
     assert hf.mask.describe(bidirectional) == {}
+
+
+def test_what_a_program_put_in_the_place_of_the_causal_mask_is_not_taken_for_it(monkeypatch):
+    def even(batch, head, query, key):
+        return (key <= query) & (key % 2 == 0)
+
+    monkeypatch.setattr(hf.mask.masking_utils, "causal_mask_function", even)
+    with pytest.raises(fa3.Unsupported):
+        hf.mask.describe(even)
 
 
 @pytest.mark.parametrize("name", ["fa3", rarely("flash_fa3"), rarely("fa3_flex")])
