@@ -457,7 +457,7 @@ typedef struct fa3_forward_params {
   /** Optional: logits of an output gate, `o = sigmoid(gate) * attention`. (b, sq, hq, dv), or (b,
    * sq, hq, 1) for one number a row; packed (total_q, hq, dv | 1). float32, float16 or bfloat16.
    * The LSE does not change, and a sink acts before the gate. Computed in float32, rounded once.
-   * A NaN makes its outputs NaN, unless they are 0 without the gate; a row that sees no key is 0.
+   * A NaN makes its outputs NaN, or leaves those that are 0; a row that sees no key is 0.
    * Not with o_partial: gate the merged result. */
   fa3_tensor gate;
   /** Written, optional: float32 (b, hq), b sequences also where q is packed. The largest

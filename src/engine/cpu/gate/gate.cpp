@@ -55,7 +55,9 @@ void apply_gate(const BackwardProblem& problem, const Operand& gated, int num_th
     Out* const to = gated.at<Out>(b, row, head);
     GateGradient d_gate(problem, b, row, head);
     for (int64_t c = 0; c < problem.head_dim_v; ++c) {
-      const double factor = gate_factor(problem.gate, b, row, head, c);
+      double factor = gate_factor(problem.gate, b, row, head, c);
+      // As in a row that sees no key: its NaN would reach the keys beside it.
+      if (std::isnan(factor) && to_float(o[c]) == 0) factor = 0;
       const auto gradient = double{to_float(d_o[c])};
       to[c] = from_float<Out>(static_cast<float>(gradient * factor));
       d_gate.add(c, gradient * double{to_float(o[c])} * (1 - factor));

@@ -215,7 +215,8 @@ double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int
   }
   GateGradient d_gate(problem, b, q_at, head);
   for (int64_t c = 0; c < problem.head_dim_v; ++c) {
-    d_gate.add(c, d_o[c] * scratch.o[c] * (1 - gate_factor(problem.gate, b, q_at, head, c)));
+    const double factor = gate_factor(problem.gate, b, q_at, head, c);
+    d_gate.add(c, scratch.o[c] != 0 ? d_o[c] * scratch.o[c] * (1 - factor) : 0);
   }
   std::fill_n(scratch.dq, problem.head_dim, 0.0);
   for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
