@@ -51,18 +51,6 @@ Status describe_rotary(const fa3_quantize_params& p, const QuantizedShape& x, Pu
   return {};
 }
 
-// A GPU's kernel turns the rows of every block that has a scale, and the tables end with x.
-Status check_spare_scales(const fa3_tensor& descale, const QuantizedShape& x) {
-  const int64_t blocks = descale_blocks(x.rows);
-  if (x.tensor.device_type != FA3_CUDA || descale.rank != 3 || x.rows == 0 ||
-      descale.shape[2] <= blocks) {
-    return {};
-  }
-  return invalid("descale: expected ", blocks, " blocks of ", FA3_DESCALE_ROWS, " rows beside ",
-                 "rotary tables on a GPU, got ", descale.shape[2],
-                 "; pass a view of the first ones");
-}
-
 // Sequences of one length, whose rows lie side by side.
 Status check_y_transposed(const fa3_quantize_params& p) {
   for (const Named& lengths : {Named{"cu_seqlens", p.cu_seqlens}, Named{"seqused", p.seqused}}) {
@@ -132,7 +120,6 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
     FA3_TRY(check_flag(name, flag));
   }
   FA3_TRY(describe_rotary(p, shape, purpose, &problem->rotary));
-  if (problem->rotary.dim > 0) FA3_TRY(check_spare_scales(p.descale, shape));
   FA3_TRY(resolve_threads(p.num_threads, p.x.device_type, &problem->num_threads));
   FA3_TRY(resolve_engine(p.engine, &problem->engine));
   if (purpose == Purpose::call) {

@@ -43,8 +43,12 @@ __device__ Packed<T> load_row(const Column<T>& x, const Block& block, int row, c
   return load_packed(x.row(row));
 }
 
+// The tables have no rows behind those of the block: a spare one, which has none, is not rotated.
+__device__ bool is_rotated(const QuantizeProblem& p, const Block& block) {
+  return p.rotary.dim > 0 && block.num_rows > 0;
+}
 __device__ int64_t position(const Block& block, int row) {
-  return block.index * kRows + min(row, max(block.num_rows - 1, 0));
+  return block.index * kRows + min(row, block.num_rows - 1);
 }
 
 // sums = the rows of a block, one after the other. Lanes that would share a row have one head each;
@@ -68,7 +72,7 @@ __global__ void __launch_bounds__(kSumWarps* kWarpSize)
 #pragma unroll
     for (int r = 0; r < kRowsAhead; ++r) {
       Channels row = unpacked(packed[r]);
-      if (p.rotary.dim > 0) rotate(p.rotary, position(block, first + r), at, &row);
+      if (is_rotated(p, block)) rotate(p.rotary, position(block, first + r), at, &row);
       if (first + r >= block.num_rows) continue;
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) sum.x[c] = __fadd_rn(sum.x[c], row.x[c]);
@@ -146,7 +150,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ctas_at_once<T>(kPasses, kW
   for (int i = 0; i < kPasses; ++i) {
     const int row = first_row + i * rows_of_pass;
     rows[i] = unpacked(packed[i]);
-    if (p.rotary.dim > 0) rotate(p.rotary, position(block, row), at, &rows[i]);
+    if (is_rotated(p, block)) rotate(p.rotary, position(block, row), at, &rows[i]);
     if (p.centred) {
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) rows[i].x[c] = __fsub_rn(rows[i].x[c], mean.x[c]);
@@ -208,6 +212,7 @@ __global__ void __launch_bounds__(kThreads)
 // A warp has a row of y.
 __global__ void __launch_bounds__(kClearingWarps* kWarpSize)
     clear_unused(const __grid_constant__ QuantizeProblem p) {
+  follow_kernel_before();
   const int64_t number = int64_t{blockIdx.x} * kClearingWarps + threadIdx.x / kWarpSize;
   if (number >= p.lengths.total) return;
   OwnedRow row{.b = 0, .row = 0, .from = number, .used = false};
@@ -358,7 +363,7 @@ cudaError_t clear_unused_rows(const QuantizeProblem& p, cudaStream_t stream) {
   QuantizeProblem params = p;
   const int64_t ctas = (p.lengths.total + kClearingWarps - 1) / kClearingWarps;
   return launch(reinterpret_cast<const void*>(clear_unused), dim3(unsigned(ctas)),
-                kClearingWarps * kWarpSize, 0, &params, {}, stream);
+                kClearingWarps * kWarpSize, 0, &params, {.pdl = true}, stream);
 }
 
 Status plan_quantize(const QuantizeProblem& p, Plan* plan) {

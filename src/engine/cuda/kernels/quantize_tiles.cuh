@@ -277,7 +277,8 @@ __global__ void __launch_bounds__(kTileThreads, ctas_of_tiles(kDim))
   if (s.last_first) index = counts[tensor] - 1 - index;
   const unsigned place = index / heads;
   const Block block(s.p, place / s.blocks, index % heads, place % s.blocks);
-  if (block.num_rows == 0 && !s.p.y_transposed.on) {  // most, where one sequence is far the longest
+  // Most blocks have no rows where one sequence is far longer than the others.
+  if (block.num_rows == 0 && !s.p.y_transposed.on) {
     if (threadIdx.x == 0) *s.p.descale.at(block.sequence, block.head, block.index) = kSmallestScale;
     return;
   }

@@ -54,16 +54,6 @@ const std::vector<Bad>& bad_inputs() {
       {"descale_type", [](P* p) { p->descale.dtype = FA3_FLOAT16; }, "descale:", {"float32"}},
       {"descale_heads", [](P* p) { p->descale.shape[1] = 2; }, "descale:", {"heads = 3", "got 2"}},
       {"descale_batch", [](P* p) { p->descale.shape[0] = 1; }, "descale:", {"batch = 2", "got 1"}},
-      {"spare_descale_blocks_beside_rotary_on_a_gpu",
-       [](P* p) {
-         for (fa3_tensor* t :
-              {&p->x, &p->y, &p->descale, &p->mean, &p->rotary_cos, &p->rotary_sin}) {
-           t->device_type = FA3_CUDA;
-         }
-         p->descale.shape[2] = 3;
-       },
-       "descale:",
-       {"2 blocks of 64 rows beside rotary tables", "got 3"}},
       {"descale_blocks",
        [](P* p) { p->descale.shape[2] = 1; },
        "descale:",
