@@ -50,7 +50,7 @@ class LatentGradients {
   static constexpr int kScores = kHalfKeys / 2;  // of a thread
   static constexpr int kOfSlab = 32;             // sums of a thread
   static constexpr int kThreads = 2 * kWarpgroupSize;
-  enum Barrier { kRowsReady = 1, kWeightsFree, kWeightsReady };
+  enum Barrier { kRowsReady = 1, kWeightsFree = 3, kWeightsReady = 5 };  // two numbers each
 
  public:
   using Smem = LatentBackwardSmem<HeadDim>;
@@ -64,7 +64,7 @@ class LatentGradients {
     for (int row = warp; row < kGradientRows; row += kThreads / kWarpSize) prepare(rows, row);
     ptx::cp_async_wait_all();
     ptx::fence_proxy_async();
-    ptx::bar_sync(kRowsReady, kThreads);
+    meet(kRowsReady);
 #pragma unroll
     for (auto& slab : dq_) {
 #pragma unroll
@@ -83,11 +83,11 @@ class LatentGradients {
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     weigh(s, dp, blocks.named(Part));
-    ptx::bar_sync(kWeightsFree, kThreads);
+    meet(kWeightsFree);
     store(ptx::cvta_to_shared(smem_.p), s);
     store(ptx::cvta_to_shared(smem_.ds), dp);
     ptx::fence_proxy_async();
-    ptx::bar_sync(kWeightsReady, kThreads);
+    meet(kWeightsReady);
     ptx::wgmma_fence();
     multiply_queries(kv);
     ptx::wgmma_commit_group();
@@ -137,6 +137,12 @@ class LatentGradients {
   }
 
  private:
+  // Each warpgroup waits at a barrier of its own: synccheck wants all that wait at one to be at the
+  // same instruction, and the warpgroups' code is there twice.
+  static __device__ __forceinline__ void meet(Barrier barrier) {
+    ptx::bar_arrive(barrier + 1 - Part, kThreads);
+    ptx::bar_sync(barrier + Part, kThreads);
+  }
   // A number in the warpgroup, read where it is used: what follows from it would fill registers
   // through the whole loop.
   static __device__ __forceinline__ int own_thread() {
