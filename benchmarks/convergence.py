@@ -280,7 +280,8 @@ def main():
         write(gradient_rows(runs[0], text, used), step)
 
     step = first
-    compare(step)
+    if step == 0:
+        compare(step)
     while step < arguments.steps and time.perf_counter() - start < arguments.seconds:
         for seed in range(arguments.seeds):
             batch = text.batch_of(seed, step)
@@ -292,9 +293,9 @@ def main():
             write(loss_rows(runs, text), step)
         if step % arguments.compare_every == 0:
             compare(step)
-    if step % arguments.every:
+    if step > first and step % arguments.every:
         write(loss_rows(runs, text), step)
-    if step % arguments.compare_every:
+    if step > first and step % arguments.compare_every:
         compare(step)
     write(swapped_rows(runs, text), step)
     save(arguments.state, runs, step)

@@ -136,10 +136,12 @@ def models(rows: list[dict]) -> list[str]:
     cells = plot.grouped(rows, "size", "batch", "context")
     found = []
     for (size, batch, context), members in cells.items():
-        slowest = next((r.get("median_ms") for r in members if r["engine"] == base), None)
+        reference = next((r.get("median_ms") for r in members if r["engine"] == base), None)
         for row in members:
             if "median_ms" in row:
-                over = f"{slowest / row['median_ms']:.2f}" if slowest else f"{base} does not run"
+                over = f"{name_of(base)} does not run"
+                if reference:
+                    over = f"{reference / row['median_ms']:.2f}"
                 peak = f"{row['peak_bytes'] / 2**30:.1f}"
                 cell = [f"{row['median_ms']:.1f}", f"{row['tokens_per_second']:,.0f}", over, peak]
             else:

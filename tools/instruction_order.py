@@ -4,22 +4,25 @@
     python3 tools/instruction_order.py OBJECT... >docs/lab/results/x.jsonl
 
 Needs nvdisasm (of the CUDA toolkit, or of `pip install nvidia-cuda-nvdisasm`; NVDISASM names
-another one). The main loop is the innermost loop with both matrix products. A step of it can go
-several ways, since max-tracking steps and ends of tiles are in the loop too; what is written is the
-shortest way round: a guarded step within a tile. Each instruction is a letter of KINDS.
-benchmarks/figures.py draws the rows.
+another one). FA3_COMMIT names the objects' commit; else it is the checkout's. The main loop is the
+innermost loop with both matrix products and exponentials. A step of it can go several ways, since
+max-tracking steps and ends of tiles are in the loop too; what is written is the shortest way round:
+a guarded step within a tile. Each instruction is a letter of KINDS. benchmarks/figures.py draws the
+rows.
 """
 
-import heapq
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+import harness
 from check_kernels import device_images, expected_of
 from kernel_code import Symbol
 
@@ -115,9 +118,9 @@ class Code(NamedTuple):
         """Of the main loop, from its head to the branch that goes back."""
         first, last = self.main_loop()
         before: dict[int, int | None] = {}
-        reached: list[tuple[int, int, int | None]] = [(0, first, None)]
+        reached: deque[tuple[int, int | None]] = deque([(first, None)])
         while reached:
-            length, at, came_from = heapq.heappop(reached)
+            at, came_from = reached.popleft()
             if at in before:
                 continue
             before[at] = came_from
@@ -125,7 +128,7 @@ class Code(NamedTuple):
                 break
             for to in self.following(at):
                 if first <= to <= last:
-                    heapq.heappush(reached, (length + 1, to, at))
+                    reached.append((to, at))
         way, at = [], last
         while at is not None:
             way.append(self.instructions[at])
@@ -157,9 +160,7 @@ def main():
                 _, head_dim, _, block_m, block_n, *_ = numbers
                 order = "".join(map(kind, Code.of(listing).shortest_way()))
                 row = {"head_dim": head_dim, "tile": f"{block_m}x{block_n}", "order": order}
-                git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
-                commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout
-                print(json.dumps(row | {"commit": commit.strip()}))
+                print(json.dumps(row | {"commit": harness.commit()}))
 
 
 if __name__ == "__main__":
