@@ -89,8 +89,8 @@ void remember_mask(typename Pass::Params* params, Reader* read) {
 }
 
 // forward(allocate, ...), backward(allocate, ...), quantize(allocate, ...): then as in read().
-// forward_with_score(allocate, score, ...) and that of backward: with a score function, and without
-// what a step of a ring has.
+// forward_with_score(allocate, score, ...) and that of backward: with a score function. They do not
+// read the arguments of a ring's step.
 template <class Pass, bool kHasScore = false>
 PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;

@@ -110,7 +110,8 @@ using namespace fa3::api;
 
 extern "C" {
 
-// The functions that every kind of call has: fa3.h and mla.h declare each by its name.
+// The functions that every kind of call has: fa3.h and mla.h declare each by its name. So
+// fa3_forward_supported() is made by FA3_PLANNED_CALL(fa3_forward): search for call##_supported.
 //
 // A call that is planned and may need workspace:
 #define FA3_PLANNED_CALL(call)                                                                    \
@@ -136,7 +137,7 @@ extern "C" {
                               size_t* needed) {                                         \
     return text_of_plan(params, text, capacity, needed);                                \
   }
-// A pass whose block mask may come as lists:
+// A pass that answers questions, and whose block mask may come as lists:
 #define FA3_LISTED_CALL(call)                                                                     \
   fa3_status call##_query(const call##_params* params, fa3_answer* answer) {                      \
     return with_params(params, [&](const auto& p) { return query(p, answer); });                  \
@@ -173,6 +174,10 @@ FA3_CALL_WITHOUT_WORKSPACE(fa3_merge)
 FA3_CALL_WITHOUT_WORKSPACE(fa3_append)
 FA3_CALL_WITHOUT_WORKSPACE(fa3_mla_append)
 FA3_CALL_WITHOUT_WORKSPACE(fa3_mla_gather)
+#undef FA3_PLANNED_CALL
+#undef FA3_PLAN_TEXT
+#undef FA3_LISTED_CALL
+#undef FA3_CALL_WITHOUT_WORKSPACE
 
 fa3_status fa3_forward_validate(const fa3_forward_params* params, void* stream) {
   return with_params(params, [&](const fa3_forward_params& p) { return validate(p, stream); });

@@ -196,9 +196,11 @@ def refuse_dropout(p: float, lengths, layout: str, world: int) -> None:
     """Where parts begin between two multiples of a step, no call could say which they have."""
     if not isinstance(p, (int, float)) or not 0 <= p <= 1:
         raise InvalidArgument(f"dropout_p: expected a probability from 0 to 1, got {p!r}")
+    if not p:
+        return
     parts = (piece for rank in range(world) for piece in pieces(layout, lengths, world, rank))
     wrong = next((piece for piece in parts if piece.begin % DROPOUT_STEP), None)
-    if p and wrong is not None:
+    if wrong is not None:
         number = 2 * world if layout in ("zigzag", "balanced") else world
         raise Unsupported(
             f"dropout_p: expected 0, or parts that begin at multiples of {DROPOUT_STEP} rows of "

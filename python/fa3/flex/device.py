@@ -61,7 +61,7 @@ def forward(call, q, k, v, tensors, blocks, return_lse, out=None):
     if mode.only_compiles:
         score = *score, NO_GRADIENTS, (None,) * len(function.types), True
     try:
-        if len(options) > operators.DROPOUT_SEED:  # most calls are spared one more function
+        if len(options) > operators.DROPOUT_SEED:  # else spared: host time
             options = operators.with_seed_viewed(options)
         _native.forward_with_score(operators.lend, score, q, k, v, result, lse, *options)
     except Unsupported as reason:

@@ -50,6 +50,23 @@ std::vector<int64_t> places(const Whole& whole, int32_t rank) {
   return found;
 }
 
+// (document, first position, last one + 1) of each of a rank's pieces.
+using Pieces = std::vector<std::vector<int64_t>>;
+Pieces pieces_in(int64_t layout, int32_t rank) {
+  Pieces found;
+  for (const Piece& piece : pieces_of({.lengths = {5, 0, 8}, .layout = layout, .world = 2}, rank)) {
+    found.push_back({piece.document, piece.positions.begin, piece.positions.end});
+  }
+  return found;
+}
+
+TEST(RingLayout, says_which_rows_a_rank_has) {
+  EXPECT_EQ(pieces_in(FA3_RING_BY_DOCUMENT, 0), (Pieces{{0, 0, 3}, {2, 0, 4}}));
+  EXPECT_EQ(pieces_in(FA3_RING_BY_DOCUMENT, 1), (Pieces{{0, 3, 5}, {2, 4, 8}}));
+  EXPECT_EQ(pieces_in(FA3_RING_CONTIGUOUS, 0), (Pieces{{0, 0, 5}, {2, 0, 2}}));
+  EXPECT_EQ(pieces_in(FA3_RING_ZIGZAG, 1), (Pieces{{0, 2, 4}, {2, 2, 6}}));
+}
+
 bool holds(const std::vector<Range>& ranges, int64_t row) {
   return std::ranges::any_of(
       ranges, [&](const Range& range) { return range.begin <= row && row < range.end; });

@@ -37,9 +37,9 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
       change(p);
     };
   };
-  expect_refused("k_mean", centred([](Problem& p) { p.softcap = 1; }));
-  expect_refused("k_mean", centred([](Problem& p) { p.has_sink = true; }));
-  expect_refused("k_mean", centred([](Problem& p) { p.max_logit.on = true; }));
+  expect_refused("k_mean beside a softcap", centred([](Problem& p) { p.softcap = 1; }));
+  expect_refused("k_mean beside a softcap", centred([](Problem& p) { p.has_sink = true; }));
+  expect_refused("k_mean beside max_logit", centred([](Problem& p) { p.max_logit.on = true; }));
   const auto expect_accepted = [&](const char* what, auto change) {
     Problem p = e4m3;
     change(p);
