@@ -261,7 +261,7 @@ def in_order(caller, named, known=OF_FORWARD):
         except KeyError:
             message = f"{caller}() got an unexpected keyword argument {name!r}"
             raise TypeError(message + instead_of(name, known)) from None
-        if value is default or value is None:
+        if value is default or value is None or (type(value) is float and value == default):
             continue
         if form is None:
             options[first] = value

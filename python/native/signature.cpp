@@ -281,20 +281,18 @@ class Signature {
 
   bool add_view(const dlpack::Tensor& view) {
     if (view.rank > kMostDims) return false;
-    std::array<int64_t, kMostDims + 2> parts;
+    std::array<int64_t, kMostDims + 1> parts;
     int count = 0;
     uint32_t zeros = 0;
-    bool contiguous = true;
     int64_t row_major = 1;
     for (int dim = view.rank - 1; dim >= 0; --dim) {
       const int64_t extent = view.shape[dim];
       const int64_t stride = view.strides != nullptr ? view.strides[dim] : row_major;
       zeros = 2 * zeros + (stride == 0);
-      contiguous &= extent == 1 || stride == row_major;
       row_major *= extent;
       parts[size_t(count++)] = extent;
     }
-    parts[size_t(count++)] = int64_t{2} * zeros + contiguous;
+    parts[size_t(count++)] = zeros;
     put(view.dtype) && put(view.device) && put(view.rank);
     bytes_.append(reinterpret_cast<const char*>(parts.data()), size_t(count) * sizeof(parts[0]));
     return true;

@@ -143,7 +143,7 @@ def is_out_like(q, v):
     """Whether new_out(q, v) is a contiguous tensor like q."""
     shape, of_values = q.shape, v.shape
     rank = len(shape)
-    if 3 <= rank <= 4 and len(of_values) == rank and q.is_contiguous():
+    if 3 <= rank <= 4 and len(of_values) == rank:
         columns = shape[-1]
         return of_values[-1] == columns and columns % 8 == 0 and q.dtype != torch.float8_e4m3fn
     return False

@@ -39,7 +39,7 @@ from warm_calls import (  # noqa: E402
     softcap,
 )
 
-from fa3.flex import device, functions, kept  # noqa: E402
+from fa3.flex import functions, kept  # noqa: E402
 from fa3.flex.decisions import Decision  # noqa: E402
 
 
@@ -192,15 +192,6 @@ def test_shapes_types_and_strides_are_looked_at(name):
     for (tensors, added), expected in zip(given * 2, right * 2, strict=True):
         out = WITH_SHAPES[name](tensors, added)
         assert torch.equal(out, expected) and out.stride() == expected.stride()
-
-
-def test_whether_queries_are_contiguous_is_looked_at(monkeypatch):
-    """Results may be new tensors like them then."""
-    alike = []
-    monkeypatch.setattr(device, "forward", lambda call, *_: alike.append(call) or (Q, None))
-    for q in (Q, Q.transpose(1, 2).contiguous().transpose(1, 2)) * 2:
-        flex(softcap, tensors=(q, K, V))
-    assert [call.is_out_like for call in alike] == [True, False] * 2
 
 
 def test_a_tensor_that_stands_for_a_number_is_read_in_each_call():

@@ -186,6 +186,9 @@ def test_options_go_in_order_up_to_the_last_that_is_not_at_its_default():
         return _options.in_order("attention", named)
 
     assert in_order() == in_order(scale=None, engine="auto", causal=False) == []
+    assert (
+        in_order(softcap=float("0"), dropout_p=float("0")) == []
+    )  # other objects than the table's
     assert in_order(causal=True) == [True]
     assert in_order(window=(3, 0)) == [False, 3, 0]
     names = list(_options.DEFAULTS)
