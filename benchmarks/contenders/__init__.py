@@ -81,7 +81,7 @@ def contenders(case: Case, tensors: Tensors, arguments) -> tuple[list, dict]:
         try:
             contender = make()
             output = torch.cat([x.float().flatten() for x in contender()])
-        except (RuntimeError, OSError, c_abi.CallFailed) as error:
+        except (RuntimeError, OSError, AssertionError, ValueError, c_abi.CallFailed) as error:
             left_out[name] = str(error).splitlines()[0]
             continue
         truth = output if truth is None else truth

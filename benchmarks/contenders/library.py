@@ -7,10 +7,9 @@ struct { int64_t struct_size, batch, seqlen_q, seqlen_k, heads_q, heads_k, head_
 const char* rival_name(void);
 int64_t rival_workspace(const struct*);                                    bytes on the device
 int rival_forward(const struct*, void* stream);                            0 = done or queued
-int64_t rival_backward_workspace(int64_t batch, seqlen, heads, head_dim);
-int rival_backward(int64_t batch, seqlen, heads, head_dim, int causal, const void *q, *k, *v,
-                   const void* o, const float* lse, const void* d_o, void *dq, *dk, *dv,
-                   *workspace, int deterministic, void* stream);
+int64_t rival_backward_workspace(const struct*);
+int rival_backward(const struct*, const void* d_o, void *dq, *dk, *dv, int deterministic,
+                   void* stream);                                          reads o and lse
 """
 
 import ctypes
@@ -75,17 +74,17 @@ class RivalLibrary:
             x.fill_(float("nan"))
 
     def prepare_backward(self, case: Case, tensors: Tensors):
-        if case.heads != case.kv_heads or case.head_dim != case.value_dim:
-            raise RuntimeError(f"{self.name}: the backward entry has one head count and head dim")
-        sizes = [ctypes.c_int64(x) for x in (case.batch, case.seqlen, case.heads, case.head_dim)]
         workspace_size = self.library.rival_backward_workspace
         workspace_size.restype = ctypes.c_int64
-        self.workspace = torch.empty(workspace_size(*sizes), dtype=torch.uint8, device=case.device)
+        problem = ctypes.byref(self.problem)
+        size = workspace_size(problem)
+        self.workspace = torch.empty(size, dtype=torch.uint8, device=case.device)
+        self.problem.workspace = self.workspace.data_ptr()
+        self.problem.o, self.problem.lse = self.o.data_ptr(), self.lse.data_ptr()
         self.outputs = tuple(torch.empty_like(x) for x in (tensors.q, tensors.k, tensors.v))
-        given = (tensors.q, tensors.k, tensors.v, self.o, self.lse, tensors.d_o)
-        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (*given, *self.outputs, self.workspace)]
+        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (tensors.d_o, *self.outputs)]
         self.call = lambda: self.library.rival_backward(
-            *sizes, int(case.causal), *pointers, int(case.deterministic), self.stream
+            problem, *pointers, int(case.deterministic), self.stream
         )
 
     def __call__(self):
