@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block masks beside the dense kernels and torch's FlexAttention, both passes.
+"""Block masks beside the dense kernels, torch's FlexAttention, and FlashInfer if it is installed.
 
     python3 benchmarks/block_masks.py --json docs/lab/results/x.jsonl
     python3 benchmarks/block_masks.py --seqlen 8192 --head-dim 128 --cases \
@@ -9,12 +9,14 @@ Maps of 128 queries x 128 keys, drawn at random, the same for all heads: all blo
 quarter, a tenth; and rules as maps, a causal mask first (RULES). Lists are those that stay with the
 mask; `fa3, own lists` (--own-lists) makes its own in each call, under a mask of its own arrays. A
 row's `map` has a line for each row of blocks: hidden ".", full "#", seen in part "+".
-FlexAttention has the same mask as a BlockMask, and gets no time where its results are not fa3's.
+FlexAttention has the same mask as a BlockMask, FlashInfer as a block-sparse matrix with the bits of
+its blocks (forward alone); who differs from fa3 gets no time.
 TFLOP/s count visible pairs; of_dense is the rate over that of the dense kernel with the same
 shape, or of the causal one. Timed as harness.py says.
 """
 
 import itertools
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -119,10 +121,44 @@ def flex_contender(tensors, theirs, which):
     return Call("FlexAttention", backward)
 
 
+def flashinfer_contender(tensors, mask):
+    """The same blocks as the rows of a block-sparse matrix, planned before the clock runs."""
+    import flashinfer
+
+    q, k, v = (x[0] for x in tensors[:3])
+    (rows, heads, dim), blocks = q.shape, mask.blocks[0, 0]
+    seen = blocks != 0
+    starts = torch.nn.functional.pad(seen.sum(-1).cumsum(0), (1, 0)).int()
+    entries = blocks[seen]
+    of_pairs = None
+    if (entries > 0).any():
+        words = mask.bits[(entries - 1).clamp(min=0)]
+        of_pairs = (words[..., None] >> torch.arange(32, device=q.device) & 1).bool().flatten(-2)
+        of_pairs |= (entries < 0)[:, None, None]
+    wrapper = flashinfer.BlockSparseAttentionWrapper(q.new_empty(128 << 20, dtype=torch.uint8))
+    wrapper.plan(
+        starts, seen.nonzero()[:, 1].int(), rows, rows, BLOCK, BLOCK, heads, heads, dim,
+        mask=of_pairs, q_data_type=q.dtype, o_data_type=q.dtype,
+    )  # fmt: skip
+    return Call("FlashInfer", lambda: (wrapper.run(q, k, v)[None],))
+
+
 def own_lists(mask, call_of):
     """A call that makes its lists, by call_of(options): none are kept of a mask of one's own."""
     copy = masks.BlockMask(*(x if x is None else x.clone() for x in mask))
     return Call("fa3, own lists", call_of({"block_mask": copy}))
+
+
+def sort_out(rivals, ours):
+    """Those with our results, and why the others get no time: sentences by name."""
+    found, why = [], {}
+    for rival in rivals:
+        error = float((rival.first - ours.first).norm() / ours.first.norm())
+        if error < MOST_APART:
+            found.append(rival)
+        else:
+            why[rival.name] = f"differs from fa3 by {error:.1e}"
+    return found, why
 
 
 def contenders(case, seqlen, heads, dim, which, with_own=False):
@@ -139,12 +175,11 @@ def contenders(case, seqlen, heads, dim, which, with_own=False):
     found = [Call("dense", call_of(dense)), Call("fa3", call_of({"block_mask": mine}))]
     if with_own:
         found.append(own_lists(mine, call_of))
-    rival, why = flex_contender(tensors, theirs, which), None
-    error = float((rival.first - found[1].first).norm() / found[1].first.norm())
-    if error < MOST_APART:
-        found.append(rival)
-    else:
-        why = f"differs from fa3 by {error:.1e}"
+    rivals = [flex_contender(tensors, theirs, which)]
+    if which == "fwd" and find_spec("flashinfer"):
+        rivals.append(flashinfer_contender(tensors, mine))
+    agreeing, why = sort_out(rivals, found[1])
+    found += agreeing
     drawn = ["".join(DRAWN.get(x, "+") for x in line) for line in mine.blocks[0, 0].tolist()]
     return found, seen, why, drawn
 
@@ -153,7 +188,7 @@ def write_cell(arguments, row, label, timed, flops, of_dense, left_out, of_fa3=N
     """Times the contenders of a cell, prints them and writes their rows.
 
     row: what all rows of the cell have; flops: of the mask's visible pairs; of_dense: of the dense
-    contender's; left_out: why FlexAttention is; of_fa3: what fa3's own row has besides.
+    contender's; left_out: why rivals are; of_fa3: what fa3's own row has besides.
     """
     times = time_all(timed, "cuda", arguments.rounds)
     best = of_dense / times["dense"]["median_ms"]
@@ -168,9 +203,9 @@ def write_cell(arguments, row, label, timed, flops, of_dense, left_out, of_fa3=N
         more = of_fa3 or {} if engine == "fa3" else {}
         line = {"engine": engine} | row | found | more | provenance("cuda")
         write_rows(arguments.json, [line])
-    if left_out:
-        print(f"{label} FlexAttention left out: {left_out}", flush=True)
-        left = {"engine": "FlexAttention"} | row | {"left_out": left_out}
+    for engine, sentence in left_out.items():
+        print(f"{label} {engine} left out: {sentence}", flush=True)
+        left = {"engine": engine} | row | {"left_out": sentence}
         write_rows(arguments.json, [left | provenance("cuda")])
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import memory  # noqa: F401  (finds examples/gpt)
 import torch
-from harness import parser_of, provenance, write_rows
+from harness import numbers, parser_of, provenance, write_rows
 from model import GPT, SIZES, parameters
 from torch.nn.functional import cross_entropy
 from train import attend_fa3, attend_fa3_fp8, attend_sdpa, read_text
@@ -231,7 +231,7 @@ def save(path: Path | None, runs: list[Run], step: int):
 
 def parse_arguments():
     def words(text):
-        return text.split(",")
+        return text.split(",") if text else []
 
     parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -243,7 +243,7 @@ def parse_arguments():
         "--once", type=words, default=["sdpa", "no-mean", "half-dk"], metavar="LIST",
         help="with the first seed alone"
     )  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2], metavar="LIST")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--steps", type=int, default=10**9, help="at most, of all calls together")
@@ -260,8 +260,8 @@ def main():
     arguments = parse_arguments()
     size = SIZES[arguments.size]
     text = Text(arguments.text, size.context, arguments.batch, arguments.device)
-    pairs = list(itertools.product(range(arguments.seeds), arguments.attentions))
-    pairs += [(0, attention) for attention in arguments.once]
+    pairs = list(itertools.product(arguments.seeds, arguments.attentions))
+    pairs += [(arguments.seeds[0], attention) for attention in arguments.once]
     runs = [Run(attention, seed, size, arguments) for seed, attention in pairs]
     shape = {"size": arguments.size, "parameters": parameters(runs[0].model)}
     shape |= {"text_bytes": len(text.train), "batch": arguments.batch, "context": size.context}
@@ -283,7 +283,7 @@ def main():
     if step == 0:
         compare(step)
     while step < arguments.steps and time.perf_counter() - start < arguments.seconds:
-        for seed in range(arguments.seeds):
+        for seed in arguments.seeds:
             batch = text.batch_of(seed, step)
             for run in runs:
                 if run.seed == seed:

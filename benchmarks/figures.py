@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,7 +189,9 @@ def convergence(rows: list[dict]):
                 layers.plot(row["error"][which], dashes, color=OF_RUNS[row["attention"]], lw=1.2)
     layers.set_yscale("log")
     losses.set(title="held-out loss", xlabel="million tokens", ylabel="nats a byte")
-    apart.set(title="minus bf16, same seed", xlabel="million tokens", ylim=(-0.05, 0.05))
+    apart.set_yscale("symlog", linthresh=0.05)
+    apart.set(title="minus bf16, same seed", xlabel="million tokens", ylim=(-2, 2))
+    apart.set_yticks([-1, -0.1, 0, 0.1, 1], ["-1", "-0.1", "0", "0.1", "1"])
     layers.set(title=f"error of gradients, step {last}", xlabel="layer (q -, k --, v :)")
     used = dict.fromkeys(attention for attention, _ in runs)
     handles = [Line2D([], [], color=OF_RUNS[name], label=name) for name in used]
@@ -239,11 +242,14 @@ OF_PASSES = {"fwd": "forward", "bwd": "backward"}
 
 
 def mask_kinds(rows: list[dict]):
-    """A column for each kind: its blocks, and both passes' speed beside FlexAttention's, at the
-    largest head dim."""
+    """A column for each kind: its blocks, and both passes' speed beside the rivals', at the largest
+    head dim."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
+    there = {row["engine"] for row in rows}
+    looks = plot.look(x for x in ("fa3", "FlexAttention", "FlashInfer") if x in there)
+    step = 0.8 / len(looks)
     widest = max(row["head_dim"] for row in rows)
     kinds = plot.grouped([row for row in rows if row["head_dim"] == widest], "case")
     figure = Figure(figsize=(2.1 * len(kinds) + 0.5, 4.2), layout="constrained")
@@ -257,16 +263,15 @@ def mask_kinds(rows: list[dict]):
         above.grid(visible=False)
         above.spines[["top", "right"]].set_visible(True)
         found = {(row["pass"], row["engine"]): row["tflops"] for row in members if "tflops" in row}
-        for at, which in enumerate(OF_PASSES):
-            for beside, engine in ((-0.2, "fa3"), (0.2, "triton")):
-                speed = found.get((which, "FlexAttention" if engine == "triton" else engine))
-                if speed is not None:  # what did not run has no bar
-                    bar = below.bar(at + beside, speed, 0.38, color=plot.NAMES[engine][1])
-                    below.bar_label(bar, fmt="%.0f", fontsize=8, color=plot.INK)
+        for (at, which), (number, engine) in product(enumerate(OF_PASSES), enumerate(looks)):
+            if (which, engine) in found:  # what did not run has no bar
+                place, colour = at + step * (number - (len(looks) - 1) / 2), looks[engine][1]
+                bar = below.bar(place, found[which, engine], 0.95 * step, color=colour)
+                below.bar_label(bar, fmt="%.0f", fontsize=8, color=plot.INK)
         below.set_xticks(range(len(OF_PASSES)), OF_PASSES.values())
     panels[0, 0].set_ylabel("queries, down")
     panels[1, 0].set_ylabel("TFLOP/s")
-    plot.legend(figure, {name: plot.NAMES[name] for name in ("fa3", "triton")})
+    plot.legend(figure, looks)
     return figure
 
 

@@ -5,17 +5,20 @@
     python3 benchmarks/jax_attention.py --device cuda --pass bwd --tokens 16384 --hidden 2048
     python3 benchmarks/jax_attention.py --device cpu --dtype fp32 --seqlen 1024
 
-Rivals: on CUDA JAX's call of cuDNN ("jax-cudnn"), on the CPU, or with --standard, what XLA makes of
-the formula ("jax-xla"). Cases, FLOPs, rows and the comparison of results are those of rivals.py,
-the order of rounds that of harness.py. A timing is the host's, of calls that are queued one behind
-the other until they take --queued milliseconds, from the first to the result of the last: XLA's
-streams are its own. The L2 cache is left as the call before left it. A backward is the pull-back of
-jax.vjp alone, compiled, with what the forward saved as its operands.
+Rivals: on CUDA JAX's call of cuDNN ("jax-cudnn") and, where Python finds it, tokamax's Mosaic GPU
+kernel with the configuration that it takes of itself ("tokamax"); on the CPU, or with --standard,
+what XLA makes of the formula ("jax-xla"). Cases, FLOPs, rows and the comparison of results are
+those of rivals.py, the order of rounds that of harness.py. A timing is the host's, of calls that
+are queued one behind the other until they take --queued milliseconds, from the first to the result
+of the last: XLA's streams are its own. The L2 cache is left as the call before left it. A backward
+is the pull-back of jax.vjp alone, compiled, with what the forward saved as its operands.
 """
 
 import os
 import sys
 import time
+from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -66,22 +69,27 @@ def arrays_of(case: Case) -> list:
 def contenders(case: Case, arrays: list, arguments) -> tuple[list, dict]:
     """Everything that can run the case, and why the rest cannot: sentences by name."""
 
-    def rival(implementation):
-        return lambda q, k, v: jax.nn.dot_product_attention(
-            q, k, v, is_causal=case.causal, implementation=implementation
-        )
+    def rival(implementation, attend=jax.nn.dot_product_attention):
+        return lambda q, k, v: attend(q, k, v, is_causal=case.causal, implementation=implementation)
 
+    kernels = {}
     attends = {"fa3": lambda q, k, v: fa3.jax.attention(q, k, v, causal=case.causal)}
     if case.device == "cuda":
         attends["jax-cudnn"] = rival("cudnn")
+        if find_spec("tokamax"):
+            import tokamax
+
+            attends["tokamax"] = rival("mosaic", tokamax.dot_product_attention)
+            kernels["tokamax"] = f"tokamax {version('tokamax')} Mosaic GPU"
     if case.device == "cpu" or arguments.standard:
         attends["jax-xla"] = rival("xla")
     ready, left_out, truth = [], {}, None
     for name, attend in attends.items():
         try:
-            contender = Contender(name, f"JAX {jax.__version__}", attend, case, arrays)
+            kernel = kernels.get(name, f"JAX {jax.__version__}")
+            contender = Contender(name, kernel, attend, case, arrays)
             output = np.concatenate([np.asarray(x, np.float32).ravel() for x in contender()])
-        except (RuntimeError, ValueError, NotImplementedError) as error:
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
             left_out[name] = str(error).splitlines()[0]
             continue
         truth = output if truth is None else truth

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows, chunks, softcap, sinks and packed sequences beside the plain causal mask, both passes.
+"""Windows, chunks, softcap, sinks and packed sequences beside plain calls, both passes.
 
     python3 benchmarks/masks.py [--pass bwd] --json docs/lab/results/x.jsonl
 
 TFLOP/s count visible pairs of a query and a key; a call on the GPU is replayed as a CUDA graph.
 Where Python finds FlashAttention-4 (flash_attn.cute), it is timed in turns with fa3: rows of engine
-fa4-sm90. --rival LIB.so: a library with the C entry of contenders/masked_library.py. One whose
-output differs from fa3's gets no time. Timed as harness.py says.
+fa4-sm90. --rival LIB.so: a library with the C entry of contenders/masked_library.py. --fp8:
+fa3.attention_fp8 of the same tensors, quantization included. One whose output differs from fa3's
+gets no time. Timed as harness.py says.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 from contenders.masked_library import MaskedRival
-from harness import progress, provenance, time_all, write_rows
+from harness import numbers, progress, provenance, time_all, write_rows
 
 import fa3
 
@@ -27,6 +28,7 @@ WINDOWS = (128, 1024, 4096)
 PRODUCTS = {"fwd": 2, "bwd": 5}  # of matrices, for each visible pair
 SAID = "{median_ms:8.4f} ms {tflops:7.1f} TFLOP/s"
 MOST_APART = 0.02  # outputs of two contenders, relative to their size
+MOST_APART_FP8 = 0.1
 
 
 def log_uniform_lengths(longest):
@@ -78,13 +80,14 @@ def shapes(heads):
     return (num_q, dim), (num_k, dim), (num_k, *(other or [dim]))
 
 
-def dense(batch, seqlen, heads, window=None, **options):
-    """A causal call on sequences of one length: tensors, options, and visible pairs."""
+def dense(batch, seqlen, heads, window=None, causal=True, **options):
+    """A call on sequences of one length: tensors, options, and visible pairs."""
     num_q = heads[0]
     q, k, v = (normal(batch, seqlen, *shape) for shape in shapes(heads))
     if window is not None:
         options["window"] = (window, 0)
-    return (q, k, v), {"causal": True, **options}, batch * num_q * pairs(seqlen, True, window)
+    options["causal"] = causal
+    return (q, k, v), options, batch * num_q * pairs(seqlen, causal, window)
 
 
 def chunked(seqlen, chunk, heads):
@@ -136,7 +139,12 @@ def rival_call_of(path, tensors, d_o, options, which, deterministic):
     return MaskedRival(path, tensors, d_o, options, which, deterministic, out, lse)
 
 
-def contenders(tensors, options, which, deterministic, device, rivals):
+def fp8_call_of(tensors, options):
+    words = {name: x for name, x in options.items() if name != "batch_invariant"}
+    return lambda: (fa3.attention_fp8(*tensors, **words),)
+
+
+def contenders(tensors, options, which, deterministic, device, rivals, with_fp8):
     """fa3, and those rivals that are found and agree with it; why others do not: by name."""
     q, _, v = tensors
     d_o = torch.randn(*q.shape[:-1], v.shape[-1]).to(q.dtype)
@@ -144,13 +152,15 @@ def contenders(tensors, options, which, deterministic, device, rivals):
     makers, found, why = {}, [Call(call_of(*given), device)], {}
     if device == "cuda" and find_spec("flash_attn") and find_spec("flash_attn.cute"):
         makers["fa4-sm90"] = lambda: fa4_call_of(*given)
+    if with_fp8:
+        makers["fa3-fp8"] = lambda: fp8_call_of(tensors, options)
     for path in rivals:
         makers["fa3-official"] = lambda path=path: rival_call_of(path, *given)
     for name, make in makers.items():
         try:
             rival = Call(make(), device, name)
             error = (rival.first - found[0].first).norm() / found[0].first.norm()
-            if error < MOST_APART:
+            if error < (MOST_APART_FP8 if name == "fa3-fp8" else MOST_APART):
                 found.append(rival)
             else:
                 why[name] = f"differs from fa3 by {error:.1e}"
@@ -176,9 +186,10 @@ def cases(longest, given):
     ragged = log_uniform_lengths(longest)
     for heads in given or PACKED_HEADS:
         yield f"causal 16x{short}", heads, lambda h: dense(16, short, h)
+        yield f"full 16x{short}", heads, lambda h: dense(16, short, h, causal=False)
         yield f"packed causal 16x{short}", heads, lambda h: packed([short] * 16, h)
         yield f"packed full 16x{short}", heads, lambda h: packed([short] * 16, h, causal=False)
-        name = f"packed causal log-uniform, {len(ragged)} sequences"
+        name = f"packed causal log-uniform to {longest}, {len(ragged)} sequences"
         yield name, heads, lambda h: packed(ragged, h)
         for count, least, most in ((tokens // 8, 1, 32), (tokens // 32, 16, 64)):
             lengths = many_lengths(count, least, most)
@@ -186,18 +197,26 @@ def cases(longest, given):
             yield name, heads, lambda h, x=lengths: packed(x, h)
 
 
+def heads_of(text):
+    return [tuple(numbers(part.replace(":", ","))) for part in text.split(",")]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--seqlen", type=int, default=16384, help="of the longest sequence")
+    parser.add_argument("--seqlen", type=numbers, default=[16384], help="of the longest sequence")
     parser.add_argument(
-        "--heads", type=lambda text: [tuple(int(x) for x in text.split(":"))], default=(),
+        "--heads", type=heads_of, default=(), metavar="LIST",
         help="only these, as 32:4:128 (heads, key heads, head dim) or 16:16:192:128 (that of v)"
     )  # fmt: skip
-    parser.add_argument("--cases", default="", help="only those with this in their names")
+    parser.add_argument(
+        "--cases", type=lambda text: text.split(","), default=[""], metavar="LIST",
+        help="only those with one of these in their names"
+    )  # fmt: skip
     parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")
     parser.add_argument("--pass", dest="which", choices=PRODUCTS, default="fwd")
     parser.add_argument("--deterministic", action="store_true", help="gradients")
+    parser.add_argument("--fp8", action="store_true", help="forward alone")
     parser.add_argument("--batch-invariant", action="store_true", help="what that costs")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
@@ -205,8 +224,9 @@ def main():
     torch.set_default_device(arguments.device)
     told = [
         (name, heads, make)
-        for name, heads, make in cases(arguments.seqlen, arguments.heads)
-        if arguments.cases in name
+        for seqlen in arguments.seqlen
+        for name, heads, make in cases(seqlen, arguments.heads)
+        if any(part in name for part in arguments.cases)
     ]
     for name, heads, make in progress(told):
         row = {"pass": arguments.which, "dtype": "bf16", "case": name}
@@ -218,7 +238,8 @@ def main():
             tensors, options, visible = make(heads)
             options["batch_invariant"] = arguments.batch_invariant
             modes = arguments.which, arguments.deterministic, arguments.device
-            timed, why = contenders(tensors, options, *modes, arguments.rival)
+            with_fp8 = arguments.fp8 and arguments.which == "fwd"
+            timed, why = contenders(tensors, options, *modes, arguments.rival, with_fp8)
             times = time_all(timed, arguments.device, arguments.rounds)
             flops = PRODUCTS[arguments.which] * visible * (heads[2] + heads[-1])
             rows = {

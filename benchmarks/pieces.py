@@ -18,6 +18,7 @@ class Piece:
     seconds: float  # about, where it was written; the estimate of what is left goes by it
     draw: Callable | None  # rows -> a figure
     table: Callable | None = None  # rows -> lines of Markdown
+    needs: str = "torch"  # a module without which it cannot run
 
     def command(self) -> list[str]:
         return self.program.split()
@@ -63,6 +64,15 @@ BLOCK_MASKS = (
     "FlexAttention, which torch compiles, with the same mask. TFLOP/s over visible pairs. The "
     "picture has heads of 128."
 )
+JAX = (
+    "16k tokens, hidden size 2048: fa3.jax.attention beside jax.nn.dot_product_attention, which "
+    "calls cuDNN, and beside tokamax's Mosaic GPU kernel. Calls are queued one behind the other, "
+    "so the L2 cache is warm and the power limit counts."
+)
+FP8_PACKED = (
+    "fa3.attention_fp8 as called, quantization included, beside fa3.attention: 16 sequences of one "
+    "length, dense and packed, and packed ones of 16 tokens and more. Hidden size 2048."
+)
 MASKS = "TFLOP/s over visible pairs of a query and a key; ragged batches are packed (cu_seqlens)."
 
 
@@ -83,6 +93,8 @@ def on_cuda(quick: bool) -> list[Piece]:
     layers, depths = ("8", "1,8") if quick else ("32", "1,8,32")
     few = "1 --work training" if quick else "1,4 --work training,prefill,decode"
     dims = "128" if quick else "64,128"
+    in_jax = "jax_attention.py --device cuda --tokens 16384 --hidden 2048 --head-dim 64,128,256 "
+    in_jax += "--rounds 5 --seqlen "
     everything = "sdpa,eager,fa3,flash_fa3,fa3_flex"
     # Triton compiles for long; its backward takes four minutes (rivals.py --triton).
     all_of_them = "--standard" if quick else "--standard --triton"
@@ -107,6 +119,10 @@ def on_cuda(quick: bool) -> list[Piece]:
               f"block_masks.py --seqlen 8192 --head-dim {dims} --cases "
               f"causal,documents,prefix,chunks,window,dilated --rounds {rounds}",
               90, figures.mask_kinds, tables.mask_ratios),
+        Piece("fp8-packed", "FP8 of packed batches", FP8_PACKED,
+              "masks.py --fp8 --rounds 7 --seqlen 4096,8192,16384,32768,65536 --heads "
+              "32:32:64,16:16:128,8:8:256 --cases 16x,log-uniform",
+              40, None, tables.case_ratios),
         Piece("quantizer", "The quantizer", "GB/s of a call and of a copy beside it.",
               "quantizer.py", 15, None, tables.quantizer),
         Piece("decode", "Decoding", DECODE,
@@ -154,6 +170,10 @@ def on_cuda(quick: bool) -> list[Piece]:
         Piece("llama-decode-static", "Llama 8B: decoding, static cache", STEPS,
               f"llama.py --layers {layers} --work decode --cache static --context 4096 --batch "
               f"1,16,64 --attention sdpa,fa3 --rounds {rounds}", 40, None, tables.steps),
+        Piece("jax-forward", "JAX: forward", JAX,
+              f"{in_jax}1024,4096,16384", 65, bars, tables.ratios, needs="jax"),
+        Piece("jax-backward", "JAX: backward", JAX,
+              f"{in_jax}4096,16384 --pass bwd", 120, bars, tables.ratios, needs="jax"),
     ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import multiprocessing
 import runpy
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import harness
@@ -94,6 +95,9 @@ def main() -> int:
         found = pieces(device, arguments.quick)
         report = Report(arguments.out, name_in_child(device), device)
         todo = [p for p in found if arguments.only is None or p.name in arguments.only]
+        for piece in [p for p in todo if find_spec(p.needs) is None]:
+            print(f"report: {piece.name} does not run: no module {piece.needs}")
+            todo.remove(piece)
         if not arguments.again:
             done = [p.name for p in todo if report.finished(p, harness.commit())]
             todo = [p for p in todo if p.name not in done]

@@ -91,23 +91,25 @@ def table3(rows: list[dict]) -> list[str]:
 
 
 def mask_ratios(rows: list[dict]) -> list[str]:
-    """TFLOP/s of fa3 and how many times FlexAttention's, by mask, head dim and pass."""
+    """TFLOP/s of fa3 and how many times each rival's, by mask, head dim and pass."""
     speed = {
         (r["case"], r["head_dim"], r["pass"], r["engine"]): r["tflops"]
         for r in rows
         if "tflops" in r
     }
     columns = list(dict.fromkeys(key[1:3] for key in speed))
+    rivals = [x for x in ("FlexAttention", "FlashInfer") if any(key[3] == x for key in speed)]
     found = []
     for case in dict.fromkeys(key[0] for key in speed):
         cell = [case]
         for column in columns:
-            ours, theirs = (speed.get((case, *column, x)) for x in ("fa3", "FlexAttention"))
-            over = f" ({ours / theirs:.2f})" if ours and theirs else ""
-            cell.append(f"{ours:.0f}{over}" if ours else "")
+            ours = speed.get((case, *column, "fa3"))
+            theirs = [speed.get((case, *column, x)) for x in rivals]
+            over = ", ".join(f"{ours / x:.2f}" for x in theirs if ours and x)
+            cell.append(f"{ours:.0f}" + f" ({over})" * bool(over) if ours else "")
         found.append(cell)
     titles = [f"d{dim} {OF_PASSES[which]}" for dim, which in columns]
-    return table(["TFLOP/s (over FlexAttention)", *titles], found)
+    return table([f"TFLOP/s (over {', '.join(rivals)})", *titles], found)
 
 
 def case_ratios(rows: list[dict]) -> list[str]:
