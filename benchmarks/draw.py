@@ -45,6 +45,8 @@ PICTURES = [  # of pages that no report is: rows, what draws them, the picture; 
      "figures/context-parallel-timeline.svg"),
     ("results/mask-kinds-h200-2026-11-26.jsonl", figures.mask_kinds, "figures/mask-kinds.svg"),
     ("results/convergence-h200-2026-11-29.jsonl", figures.convergence, "figures/convergence.svg"),
+    ("results/fp8-training-long-h200-2026-11-29.jsonl", figures.convergence,
+     "figures/fp8-training-long.svg"),
     ("results/instruction-order-2026-11-29.jsonl", figures.instruction_order,
      "figures/instruction-order.svg"),
 ]  # fmt: skip
