@@ -59,7 +59,7 @@ template <class Params>
 void init_sized(Params* params, size_t struct_size) {
   if (params == nullptr) return;
   const Params newest = defaults<Params>();
-  narrow(&newest, layouts_of(newest), params, struct_size);
+  narrow(&newest, layouts_of<Params>(), params, struct_size);
 }
 
 // Runs body(params) -> Status with the caller's params as this version has them.
@@ -68,7 +68,7 @@ Status with_newest(const char* name, const Params* params, Body&& body) {
   if (params == nullptr) return invalid(name, ": expected a struct, got a null pointer");
   if (params->struct_size == sizeof(Params)) return body(*params);
   Params newest = defaults<Params>();
-  FA3_TRY(widen(name, params, layouts_of(newest), &newest));
+  FA3_TRY(widen(name, params, layouts_of<Params>(), &newest));
   return body(newest);
 }
 

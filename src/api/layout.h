@@ -4,8 +4,8 @@
 // the rest; later versions of fa3.h append to the options and to the rest. A caller's struct_size
 // says which version it was compiled with, and with that where its fields lie.
 //
-// A new field is one row here: the static_asserts ask for it. A row that was released never
-// changes.
+// Before the first release a new field changes its struct's row here, and after it adds one: a
+// static_assert asks for it. A row that was released never changes.
 #pragma once
 
 #include <fa3/fa3.h>
@@ -13,72 +13,51 @@
 #include <fa3/ring.h>
 #include <fa3/status.h>
 
+#include <array>
 #include <cstddef>
 #include <span>
 
 namespace fa3::api {
 
 struct Layout {
-  size_t size;     // of the whole struct
-  size_t options;  // of the fa3_options within
+  size_t size;         // of the whole struct
+  size_t options = 0;  // of the fa3_options within
   bool operator==(const Layout&) const = default;
 };
 
-// Oldest first; the first row is that of the functions named fa3_*_params_init.
-inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {2680, 784}};
-inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {2256, 784}};
-inline constexpr Layout kMergeLayouts[] = {{432, 0}};
-inline constexpr Layout kAppendLayouts[] = {{1688, 0}};
-inline constexpr Layout kQuantizeLayouts[] = {{880, 0}};
-inline constexpr Layout kMlaForwardLayouts[] = {{2040, 0}};
-inline constexpr Layout kMlaBackwardLayouts[] = {{1280, 0}};
-inline constexpr Layout kMlaAppendLayouts[] = {{1176, 0}};
-inline constexpr Layout kMlaGatherLayouts[] = {{544, 0}};
-inline constexpr Layout kRingLayouts[] = {{56, 0}};
+// The layouts of a params struct, oldest first.
+template <class Params>
+constexpr std::array<Layout, 0> kLayouts;
+template <>
+constexpr auto kLayouts<fa3_forward_params> = std::to_array<Layout>({{2680, 784}});
+template <>
+constexpr auto kLayouts<fa3_backward_params> = std::to_array<Layout>({{2256, 784}});
+template <>
+constexpr auto kLayouts<fa3_merge_params> = std::to_array<Layout>({{432}});
+template <>
+constexpr auto kLayouts<fa3_append_params> = std::to_array<Layout>({{1688}});
+template <>
+constexpr auto kLayouts<fa3_quantize_params> = std::to_array<Layout>({{880}});
+template <>
+constexpr auto kLayouts<fa3_mla_forward_params> = std::to_array<Layout>({{2040}});
+template <>
+constexpr auto kLayouts<fa3_mla_backward_params> = std::to_array<Layout>({{1280}});
+template <>
+constexpr auto kLayouts<fa3_mla_append_params> = std::to_array<Layout>({{1176}});
+template <>
+constexpr auto kLayouts<fa3_mla_gather_params> = std::to_array<Layout>({{544}});
+template <>
+constexpr auto kLayouts<fa3_ring> = std::to_array<Layout>({{56}});
 
-constexpr std::span<const Layout> layouts_of(const fa3_forward_params&) {
-  return kForwardLayouts;
+template <class Params>
+constexpr std::span<const Layout> layouts_of() {
+  constexpr size_t options = [] {
+    if constexpr (requires(Params params) { params.options; }) return sizeof(Params::options);
+    return size_t{0};
+  }();
+  static_assert(kLayouts<Params>.back() == Layout{sizeof(Params), options});
+  return kLayouts<Params>;
 }
-constexpr std::span<const Layout> layouts_of(const fa3_backward_params&) {
-  return kBackwardLayouts;
-}
-constexpr std::span<const Layout> layouts_of(const fa3_merge_params&) {
-  return kMergeLayouts;
-}
-constexpr std::span<const Layout> layouts_of(const fa3_quantize_params&) {
-  return kQuantizeLayouts;
-}
-constexpr std::span<const Layout> layouts_of(const fa3_append_params&) {
-  return kAppendLayouts;
-}
-constexpr std::span<const Layout> layouts_of(const fa3_mla_forward_params&) {
-  return kMlaForwardLayouts;
-}
-constexpr std::span<const Layout> layouts_of(const fa3_mla_backward_params&) {
-  return kMlaBackwardLayouts;
-}
-constexpr std::span<const Layout> layouts_of(const fa3_mla_append_params&) {
-  return kMlaAppendLayouts;
-}
-constexpr std::span<const Layout> layouts_of(const fa3_mla_gather_params&) {
-  return kMlaGatherLayouts;
-}
-constexpr std::span<const Layout> layouts_of(const fa3_ring&) {
-  return kRingLayouts;
-}
-
-static_assert(std::span(kForwardLayouts).back() ==
-              Layout{sizeof(fa3_forward_params), sizeof(fa3_options)});
-static_assert(std::span(kBackwardLayouts).back() ==
-              Layout{sizeof(fa3_backward_params), sizeof(fa3_options)});
-static_assert(std::span(kMergeLayouts).back() == Layout{sizeof(fa3_merge_params), 0});
-static_assert(std::span(kAppendLayouts).back() == Layout{sizeof(fa3_append_params), 0});
-static_assert(std::span(kMlaForwardLayouts).back() == Layout{sizeof(fa3_mla_forward_params), 0});
-static_assert(std::span(kMlaBackwardLayouts).back() == Layout{sizeof(fa3_mla_backward_params), 0});
-static_assert(std::span(kMlaAppendLayouts).back() == Layout{sizeof(fa3_mla_append_params), 0});
-static_assert(std::span(kMlaGatherLayouts).back() == Layout{sizeof(fa3_mla_gather_params), 0});
-static_assert(std::span(kRingLayouts).back() == Layout{sizeof(fa3_ring), 0});
-static_assert(std::span(kQuantizeLayouts).back() == Layout{sizeof(fa3_quantize_params), 0});
 
 // Copies a caller's struct of any released layout into `newest`, a struct of the last layout that
 // holds the defaults: fields that the caller does not know keep them. `name` is the argument's.

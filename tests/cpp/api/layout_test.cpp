@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programs of every released fa3.h work with today's library. The mechanism first, on structs that
-// have grown in both places; then a program compiled with the header of 0.1.
+// Programs that were compiled before a params struct grew work with the library of today: on small
+// structs that have grown in both places, and on a call whose caller knows fewer fields.
 #include "api/layout.h"
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <cstddef>
+#include <vector>
 
+#include "api/boundary.h"
 #include "api/calls.h"
-#include "api/client.h"
 
 namespace fa3::api {
 namespace {
@@ -91,17 +92,29 @@ TEST(GrownStruct, of_no_released_size_is_refused_with_those_that_are) {
   EXPECT_NE(status.message().find("40 or 48 or 56, got 44"), std::string::npos) << status.message();
 }
 
-TEST(OldClient, computes_what_a_current_one_does) {
-  ClientResults current, old;
-  std::memset(&current, 0, sizeof(current));
-  std::memset(&old, 0, sizeof(old));
-  const char* failure = run_client(&current);
-  ASSERT_EQ(failure, nullptr) << failure << "; " << fa3_last_error();
-  failure = run_client_of_0_1(&old);
-  ASSERT_EQ(failure, nullptr) << failure << "; " << fa3_last_error();
-  EXPECT_EQ(std::memcmp(&current, &old, sizeof(old)), 0);
-  EXPECT_NE(old.dsink[0], 0.0f);
-  EXPECT_NE(old.merged_o[0], 0.0f);
+TEST(OlderCaller, computes_what_a_current_one_does) {
+  // Before dropout came, and after the first seven fields behind the options.
+  constexpr Layout kNewest = kLayouts<fa3_forward_params>.back();
+  constexpr size_t kOlderOptions = offsetof(fa3_options, dropout_p);
+  constexpr size_t kFieldsBehind =
+      offsetof(fa3_forward_params, page_table) - offsetof(fa3_forward_params, q);
+  constexpr Layout kCalls[] = {{sizeof(size_t) + kOlderOptions + kFieldsBehind, kOlderOptions},
+                               kNewest};
+  test::ForwardCall call;
+  call.params.options.softcap = 3;
+  call.params.options.window_left = 2;
+  ASSERT_EQ(call.run(), FA3_OK) << fa3_last_error();
+  const std::vector<std::byte> o = call.o.memory(), lse = call.lse.memory();
+
+  std::vector<std::byte> older(kCalls[0].size);  // ends where the caller's struct does
+  narrow(&call.params, kCalls, older.data(), older.size());
+  call.params = defaults<fa3_forward_params>();
+  ASSERT_TRUE(widen("params", older.data(), kCalls, &call.params).ok());
+  call.o.poison();
+  call.lse.poison();
+  ASSERT_EQ(call.run(), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(call.o.memory(), o);
+  EXPECT_EQ(call.lse.memory(), lse);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that were compiled with a released fa3.h keep working, as far as a dump can say it.
+"""Programs that were compiled with the fa3.h of a dump keep working, as far as a dump can say it.
 
-What grown structs mean to an old program is tested by running one (tests/cpp/api/layout_test.cpp).
+tests/cpp/api/layout_test.cpp runs a call whose program knows fewer fields than the library.
 """
 
 import sys
@@ -29,7 +29,7 @@ def test_only_the_c_abi_is_exported_and_every_symbol_has_a_version(facts):
 
 
 @pytest.mark.parametrize("dump", DUMPS, ids=lambda path: path.stem)
-def test_what_a_released_version_promised_still_holds(dump):
+def test_what_a_dump_promises_still_holds(dump):
     builds.need("nm", "cc")
     builds.run(sys.executable, ABI, builds.library(), "--against", dump)
 
