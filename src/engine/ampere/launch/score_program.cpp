@@ -21,15 +21,11 @@ std::string forward_instance(const ForwardConfig& c, size_t params_bytes) {
                 "const __grid_constant__ ForwardParams);\n");
 }
 
-std::string architecture_of(const cuda::Capability& gpu) {
-  return concat("sm_", gpu.major, gpu.minor);
-}
-
-cuda::ScoreKernel kernel_of(std::string includes, std::string text, const cuda::Capability& gpu) {
+cuda::EngineKernel kernel_of(std::string includes, std::string text, const cuda::Capability& gpu) {
   return {.includes = std::move(includes),
           .text = std::move(text),
           .engine = "ampere",
-          .architecture = architecture_of(gpu),
+          .architecture = concat("sm_", gpu.major, gpu.minor),
           .headers = cuda::ampere_headers()};
 }
 
@@ -43,12 +39,8 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
 }
 
 cuda::Program output_program(const ForwardConfig& c, const cuda::Capability& gpu) {
-  return {.text = concat(kForwardInclude, "namespace fa3::ampere {\n",
-                         forward_instance(c, sizeof(ForwardParams)), "}\n"),
-          .architecture = architecture_of(gpu),
-          .options = {"-std=c++20", "-default-device"},
-          .headers = cuda::ampere_headers(),
-          .what = "kernel with gate or max_logit"};
+  return cuda::output_program(
+      kernel_of(kForwardInclude, forward_instance(c, sizeof(ForwardParams)), gpu));
 }
 
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c,
@@ -72,10 +64,7 @@ cuda::ProgramKey score_key(const fa3_score_function& score, const ForwardConfig&
 }
 
 cuda::ProgramKey output_key(const ForwardConfig& config, const cuda::Capability& gpu) {
-  cuda::ProgramKey key;
-  key.add("ampere outputs");
-  cuda::for_each_number(config, [&](int64_t number) { key.add(number); });
-  return key.add(gpu.major).add(gpu.minor);
+  return cuda::key_of("ampere outputs", config).add(gpu.major).add(gpu.minor);
 }
 
 cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,

@@ -58,16 +58,22 @@ bool has_pairs(const fa3_captured_tensor& t) {
   return true;
 }
 
-Program program_of(const fa3_score_function& score, const ScoreTraits& traits,
-                   const std::string& functions, const ScoreKernel& kernel) {
-  const char* const element = has_element(score, FA3_ELEMENT_NONE) ? "float" : score.element.type;
-  return {.text = concat("#define FA3_SCORE_FUNCTION ScoreOf<", element, ">{", text_of(traits),
-                         "}\n", kernel.includes, "namespace fa3::cuda {\n", functions,
-                         "}\n#line 1 \"kernel\"\nnamespace fa3::", kernel.engine, " {\n",
-                         kernel.text, "}\n"),
+// before: the headers, which have what behind is written with.
+Program program_of(const EngineKernel& kernel, const std::string& before,
+                   const std::string& behind) {
+  return {.text = concat(before, kernel.includes, behind, "#line 1 \"kernel\"\nnamespace fa3::",
+                         kernel.engine, " {\n", kernel.text, "}\n"),
           .architecture = kernel.architecture,
           .options = {"-std=c++20", "-default-device"},
           .headers = kernel.headers};
+}
+
+Program program_of(const fa3_score_function& score, const ScoreTraits& traits,
+                   const std::string& functions, const EngineKernel& kernel) {
+  const char* const element = has_element(score, FA3_ELEMENT_NONE) ? "float" : score.element.type;
+  return program_of(
+      kernel, concat("#define FA3_SCORE_FUNCTION ScoreOf<", element, ">{", text_of(traits), "}\n"),
+      concat("namespace fa3::cuda {\n", functions, "}\n"));
 }
 
 }  // namespace
@@ -94,13 +100,19 @@ ProgramKey& add_score(ProgramKey& key, const fa3_score_function& score, const Sc
   return key.add(score.element.type).add(score.element.indices);
 }
 
+Program output_program(const EngineKernel& kernel) {
+  Program program = program_of(kernel, "", "");
+  program.what = "kernel with gate or max_logit";
+  return program;
+}
+
 Program forward_program(const fa3_score_function& score, const ScoreTraits& traits,
-                        const ScoreKernel& kernel) {
+                        const EngineKernel& kernel) {
   return program_of(score, traits, definition_of_score(score), kernel);
 }
 
 Program backward_program(const fa3_score_function& score, const ScoreTraits& traits,
-                         const ScoreKernel& kernel) {
+                         const EngineKernel& kernel) {
   constexpr char kPlace[] = "int b, int h, int q_idx, int kv_idx)";
   const std::string slope = concat("float ScoreFunction::slope(float score, ", kPlace, " const");
   const std::string gradients = concat("void ScoreGradient::of(float gradient, float ",

@@ -12,7 +12,7 @@
 namespace fa3::cuda {
 
 // The kernel of an engine that a program has.
-struct ScoreKernel {
+struct EngineKernel {
   std::string includes;
   std::string text;    // in the engine's namespace
   const char* engine;  // its name
@@ -54,20 +54,28 @@ const fa3_captured_tensor* tensor_with_stored_gradient(const fa3_score_function&
 ProgramKey& add_score(ProgramKey& key, const fa3_score_function& score, const ScoreTraits& traits);
 
 template <Config T>
-ProgramKey key_of(const char* kernel, const T& config, const fa3_score_function& score,
-                  const ScoreTraits& traits) {
+ProgramKey key_of(const char* kernel, const T& config) {
   ProgramKey key;
   key.add(kernel);
   for_each_number(config, [&](int64_t number) { key.add(number); });
+  return key;
+}
+template <Config T>
+ProgramKey key_of(const char* kernel, const T& config, const fa3_score_function& score,
+                  const ScoreTraits& traits) {
+  ProgramKey key = key_of(kernel, config);
   return add_score(key, score, traits);
 }
 
+// The program of a forward kernel with a gate or max_logit (softmax/outputs.h), and no function.
+Program output_program(const EngineKernel& kernel);
+
 Program forward_program(const fa3_score_function& score, const ScoreTraits& traits,
-                        const ScoreKernel& kernel);
+                        const EngineKernel& kernel);
 
 // The program of a backward's main kernel; its other kernels know nothing of scores.
 Program backward_program(const fa3_score_function& score, const ScoreTraits& traits,
-                         const ScoreKernel& kernel);
+                         const EngineKernel& kernel);
 
 ScoreCaptures captures_of(const fa3_score_function& score);
 ScoreGradientParams gradients_of(const fa3_score_function& score, float scale);

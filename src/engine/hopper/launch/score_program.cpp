@@ -8,18 +8,38 @@
 #include "core/error.h"
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/config/config_text.h"
-#include "engine/hopper/launch/kernel_text.h"
+#include "engine/hopper/kernels/headers_of.h"
 #include "engine/hopper/launch/launch_forward.h"
 
 namespace fa3::hopper {
 namespace {
 
-cuda::ScoreKernel kernel_of(std::string includes, std::string text) {
+cuda::EngineKernel kernel_of(std::string includes, std::string text) {
   return {.includes = std::move(includes),
           .text = std::move(text),
           .engine = "hopper",
-          .architecture = kArchitecture,
+          .architecture = "sm_90a",
           .headers = cuda::hopper_headers()};
+}
+
+std::string includes_of(const Kernel& c) {
+  std::string includes;
+  for (const std::string_view header : headers_of(c)) {
+    if (!header.empty()) includes += concat("#include \"", header, "\"\n");
+  }
+  return includes;
+}
+
+// A kernel with ForwardParams of that many bytes.
+std::string instance_of(const Kernel& c, size_t params_bytes) {
+  const char* const fits =
+      c.is_decode()
+          ? "sizeof(DecodeSmem<kConfig>) <= smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm)"
+          : "smem_bytes<kConfig>() <= smem_bytes_of_each(kConfig.shape.ctas_per_sm)";
+  return concat("constexpr Kernel kConfig = ", cuda::text_of(c),
+                ";\nstatic_assert(sizeof(ForwardParams) == ", params_bytes, " && ", fits,
+                ");\ntemplate __global__ void ", c.is_decode() ? "decode" : "forward",
+                "_kernel<kConfig>(const __grid_constant__ ForwardParams);\n");
 }
 
 // Under a block mask the place of a step stands in its record, wherever lists lead.
@@ -69,6 +89,10 @@ cuda::Program score_program(const fa3_score_function& score, const BackwardConfi
                        "const __grid_constant__ BackwardParams);\n")));
 }
 
+cuda::Program output_program(const Kernel& c) {
+  return cuda::output_program(kernel_of(includes_of(c), instance_of(c, sizeof(ForwardParams))));
+}
+
 cuda::ProgramKey score_key(const fa3_score_function& score, const Kernel& c) {
   return cuda::key_of("hopper forward", c, score, traits_of(score, c));
 }
@@ -76,6 +100,10 @@ cuda::ProgramKey score_key(const fa3_score_function& score, const Kernel& c) {
 cuda::ProgramKey score_key(const fa3_score_function& score, const BackwardConfig& config,
                            int captured) {
   return cuda::key_of("hopper backward", config, score, traits_of(score, config, captured));
+}
+
+cuda::ProgramKey output_key(const Kernel& c) {
+  return cuda::key_of("hopper outputs", c);
 }
 
 }  // namespace fa3::hopper
