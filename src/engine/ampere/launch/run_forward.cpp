@@ -53,18 +53,20 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   auto decided = plan.decided.load<ForwardPlan>();
   const cuda::DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
+  const fa3_score_function* const score = problem.score;
+  cuda::ScoreCaptures captures{};
+  if (error == cudaSuccess && decided.has_work()) {
+    FA3_TRY(find_kernel(score, problem.device_index, &decided.kernel));
+    if (score != nullptr) {
+      if (score->only_compiles != 0) return {};
+      captures = cuda::captures_of(*score);
+    }
+  }
   if (error == cudaSuccess && problem.max_logit.on) {
     error = cuda::clear_max_logits(decided.call.max_logit, problem.batch, int(problem.heads_q),
                                    static_cast<cudaStream_t>(stream));
   }
   if (!decided.has_work()) return cuda::finish(error, "ampere forward");
-  const fa3_score_function* const score = problem.score;
-  cuda::ScoreCaptures captures{};
-  FA3_TRY(find_kernel(score, problem.device_index, &decided.kernel));
-  if (score != nullptr) {
-    if (score->only_compiles != 0) return {};
-    captures = cuda::captures_of(*score);
-  }
   if (error == cudaSuccess) {
     error = launch_forward(decided, score ? &captures : nullptr, workspace,
                            static_cast<cudaStream_t>(stream));

@@ -58,14 +58,13 @@ Status prepare_outputs(int device, const Problem& problem, ForwardPlan* plan, vo
   ForwardKernel& kernel = plan->kernel;
   if (!kernel.config.outputs.any()) return {};
   const cuda::DeviceScope scope(device);
-  if (has_work(*plan)) {
+  cudaError_t error = scope.error();
+  if (error == cudaSuccess && has_work(*plan)) {
     FA3_TRY(cuda::find_kernel(output_key(kernel.config), nullptr, &kernel.function,
                               [&] { return output_program(kernel.config); }));
   }
-  cudaError_t error = scope.error();
-  const ForwardCall& call = plan->call;
   if (error == cudaSuccess && kernel.config.outputs.max_logit) {
-    error = cuda::clear_max_logits(call.max_logit, problem.batch, int(problem.heads_q),
+    error = cuda::clear_max_logits(plan->call.max_logit, problem.batch, int(problem.heads_q),
                                    static_cast<cudaStream_t>(stream));
   }
   return cuda::finish(error, "hopper forward");
