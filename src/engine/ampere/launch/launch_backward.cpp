@@ -12,37 +12,28 @@
 namespace fa3::ampere {
 namespace {
 
+using cuda::array_at;
 using cuda::BackwardCall;
 using cuda::row_tensor;
 using cuda::TensorSpan;
 
 // The workspace's arrays; null where the plan has none.
-class Arrays {
- public:
-  Arrays(const BackwardPlan& plan, void* workspace)
-      : w_(plan.workspace), begin_(static_cast<std::byte*>(workspace)) {
-    rows = {{.lse_log2 = at<float>(w_.lse_log2),
-             .delta = at<float>(w_.delta),
-             .dq_accum = at<float>(w_.dq_accum),
-             .dq_semaphore = at<int>(w_.dq_semaphore),
+struct Arrays {
+  Arrays(const BackwardPlan& plan, void* workspace) {
+    const BackwardWorkspace& w = plan.workspace;
+    rows = {{.lse_log2 = array_at<float>(workspace, w.lse_log2),
+             .delta = array_at<float>(workspace, w.delta),
+             .dq_accum = array_at<float>(workspace, w.dq_accum),
+             .dq_semaphore = array_at<int>(workspace, w.dq_semaphore),
              .numbers = {int(plan.scratch_blocks), int(plan.call.q.heads)}},
             plan.call.lengths_q.in_one_tensor};
-    sink_sums = at<float>(w_.sink_sums);
-    d_o = cuda::behind_gate(plan.call, at<uint16_t>(w_.d_a));
+    sink_sums = array_at<float>(workspace, w.sink_sums);
+    d_o = cuda::behind_gate(plan.call, array_at<uint16_t>(workspace, w.d_a));
   }
 
   ScratchRows rows;
   float* sink_sums;
   TensorSpan d_o;  // the main kernel's
-
- private:
-  template <class T>
-  T* at(int64_t offset) const {
-    return offset == w_.kNone ? nullptr : reinterpret_cast<T*>(begin_ + offset);
-  }
-
-  const BackwardWorkspace& w_;
-  std::byte* const begin_;
 };
 
 // Whether all rows begin at multiples of 16 bytes, and end there.

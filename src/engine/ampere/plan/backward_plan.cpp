@@ -5,18 +5,10 @@
 #include <algorithm>
 
 #include "core/ceil_div.h"
-#include "core/workspace.h"
 #include "engine/ampere/backward_params.h"
 
 namespace fa3::ampere {
 namespace {
-
-template <class T, class... Extents>
-int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
-  const int64_t offset = allocator.bytes();
-  allocator.take<T>(extents...);
-  return offset;
-}
 
 BackwardWorkspace lay_out(const BackwardPlan& plan) {
   const BackwardConfig& c = plan.kernel.config;
@@ -24,13 +16,13 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   const int64_t blocks = capped_product(plan.scratch_blocks, a.q.heads, plan.scratch_batches);
   WorkspaceAllocator allocator;
   BackwardWorkspace w;
-  w.dq_accum = place<float>(allocator, blocks, c.dq().block_floats());
-  w.lse_log2 = place<float>(allocator, blocks, c.block_m);
-  w.delta = place<float>(allocator, blocks, c.block_m);
-  if (a.deterministic) w.dq_semaphore = place<int>(allocator, blocks, kSides);
-  if (a.has_sink) w.sink_sums = place<float>(allocator, plan.grids.preprocess);
+  w.dq_accum = cuda::place<float>(allocator, blocks, c.dq().block_floats());
+  w.lse_log2 = cuda::place<float>(allocator, blocks, c.block_m);
+  w.delta = cuda::place<float>(allocator, blocks, c.block_m);
+  if (a.deterministic) w.dq_semaphore = cuda::place<int>(allocator, blocks, kSides);
+  if (a.has_sink) w.sink_sums = cuda::place<float>(allocator, plan.grids.preprocess);
   if (a.has_gate()) {
-    w.d_a = place<uint16_t>(allocator, a.d_o.batches, a.d_o.rows, a.q.heads, a.d_o.columns);
+    w.d_a = cuda::place<uint16_t>(allocator, a.d_o.batches, a.d_o.rows, a.q.heads, a.d_o.columns);
   }
   w.bytes = allocator.bytes();
   return w;

@@ -6,18 +6,18 @@
 
 #include "engine/ampere/instances/backward_entry.h"
 #include "engine/cuda/host/backward_call.h"
+#include "engine/cuda/host/workspace_arrays.h"
 
 namespace fa3::ampere {
 
 // Where the arrays of a workspace begin, in bytes from its own beginning.
 struct BackwardWorkspace {
-  static constexpr int64_t kNone = -1;
-  int64_t dq_accum = kNone;
-  int64_t lse_log2 = kNone;
-  int64_t delta = kNone;
-  int64_t dq_semaphore = kNone;  // deterministic calls
-  int64_t sink_sums = kNone;     // calls with sinks
-  int64_t d_a = kNone;           // calls with a gate: (batches, rows, heads, columns of V)
+  int64_t dq_accum = cuda::kNoArray;
+  int64_t lse_log2 = cuda::kNoArray;
+  int64_t delta = cuda::kNoArray;
+  int64_t dq_semaphore = cuda::kNoArray;  // deterministic calls
+  int64_t sink_sums = cuda::kNoArray;     // calls with sinks
+  int64_t d_a = cuda::kNoArray;           // calls with a gate: (batches, rows, heads, columns of V)
   int64_t bytes = 0;
 };
 

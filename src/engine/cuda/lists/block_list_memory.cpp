@@ -1,25 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda/lists/block_list_memory.h"
 
-#include <cstddef>
-
 #include "core/ceil_div.h"
 
 namespace fa3::cuda {
 namespace {
-
-template <class T, class... Extents>
-int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
-  const int64_t offset = allocator.bytes();
-  allocator.take<T>(extents...);
-  return offset;
-}
-
-template <class T>
-T* array_at(void* workspace, int64_t offset) {
-  if (offset == BlockListMemory::kNone) return nullptr;
-  return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
-}
 
 BlockLists lists_of(const BlockListParams& p, const ListedBlock* blocks, const ListLength* lengths,
                     int num_lists, int capacity) {

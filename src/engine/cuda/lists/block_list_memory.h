@@ -3,21 +3,20 @@
 // by the same numbers.
 #pragma once
 
-#include "core/workspace.h"
+#include "engine/cuda/host/workspace_arrays.h"
 #include "engine/cuda/lists/block_lists.h"
 
 namespace fa3::cuda {
 
-// Offsets in bytes from the workspace's beginning; kNone: that array is not there.
+// Offsets in bytes from the workspace's beginning; kNoArray: that array is not there.
 struct BlockListMemory {
-  static constexpr int64_t kNone = -1;
-  int64_t own_bits = kNone;
-  int64_t row_blocks = kNone;
-  int64_t row_lengths = kNone;
-  int64_t orders = kNone;
-  int64_t column_blocks = kNone;
-  int64_t column_lengths = kNone;
-  int64_t first_rows = kNone;
+  int64_t own_bits = kNoArray;
+  int64_t row_blocks = kNoArray;
+  int64_t row_lengths = kNoArray;
+  int64_t orders = kNoArray;
+  int64_t column_blocks = kNoArray;
+  int64_t column_lengths = kNoArray;
+  int64_t first_rows = kNoArray;
 };
 
 enum class ListsOf : unsigned char { kForward, kBackward, kDeterministicBackward };

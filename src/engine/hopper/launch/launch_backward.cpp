@@ -14,25 +14,28 @@
 namespace fa3::hopper {
 namespace {
 
+using cuda::array_at;
+
 // The workspace's arrays; null where the plan has none.
-class Arrays {
- public:
-  Arrays(const BackwardPlan& plan, void* workspace)
-      : w_(plan.workspace), begin_(static_cast<std::byte*>(workspace)) {
+struct Arrays {
+  Arrays(const BackwardPlan& plan, void* workspace) {
+    const BackwardWorkspace& w = plan.workspace;
     const BackwardCall& a = plan.call;
-    scratch = {.lse_log2 = at<float>(w_.lse_log2),
-               .delta = at<float>(w_.delta),
-               .dq_accum = at<float>(w_.dq_accum),
-               .dq_semaphore = at<int>(w_.dq_semaphore),
+    scratch = {.lse_log2 = array_at<float>(workspace, w.lse_log2),
+               .delta = array_at<float>(workspace, w.delta),
+               .dq_accum = array_at<float>(workspace, w.dq_accum),
+               .dq_semaphore = array_at<int>(workspace, w.dq_semaphore),
                .numbers = {int(plan.q_blocks.of_entry), int(a.q.heads)}};
-    dkv_accum = {.dk = at<float>(w_.dk_accum),
-                 .dv = at<float>(w_.dv_accum),
+    dkv_accum = {.dk = array_at<float>(workspace, w.dk_accum),
+                 .dv = array_at<float>(workspace, w.dv_accum),
                  .numbers = {int(plan.k_blocks.of_entry), int(a.k.heads)},
                  .blocks = plan.k_blocks.in_all * a.k.heads};
-    sink_sums = at<float>(w_.sink_sums);
-    d_o = cuda::behind_gate(a, at<uint16_t>(w_.d_a));
-    q_tiles = {at<SequenceTiles>(w_.q_tiles), at<int>(w_.num_q_tiles)};
-    k_tiles = {at<SequenceTiles>(w_.k_tiles), at<int>(w_.num_k_tiles)};
+    sink_sums = array_at<float>(workspace, w.sink_sums);
+    d_o = cuda::behind_gate(a, array_at<uint16_t>(workspace, w.d_a));
+    q_tiles = {array_at<SequenceTiles>(workspace, w.q_tiles),
+               array_at<int>(workspace, w.num_q_tiles)};
+    k_tiles = {array_at<SequenceTiles>(workspace, w.k_tiles),
+               array_at<int>(workspace, w.num_k_tiles)};
   }
 
   // A list of tiles and how many it has.
@@ -48,15 +51,6 @@ class Arrays {
   float* sink_sums;
   TensorSpan d_o;  // the main kernel's
   List q_tiles, k_tiles;
-
- private:
-  template <class T>
-  T* at(int64_t offset) const {
-    return offset == w_.kNone ? nullptr : reinterpret_cast<T*>(begin_ + offset);
-  }
-
-  const BackwardWorkspace& w_;
-  std::byte* const begin_;
 };
 
 // Lists the tiles of `rows`: queries for preprocess and postprocess, keys for the main kernel,

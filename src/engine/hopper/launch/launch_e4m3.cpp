@@ -9,10 +9,7 @@
 namespace fa3::hopper {
 namespace {
 
-template <class T>
-T* array_at(void* workspace, int64_t offset) {
-  return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
-}
+using cuda::array_at;
 
 int* parts_done_of(const E4m3Plan& plan, void* workspace) {
   return plan.order.goes_on_late() ? array_at<int>(workspace, plan.parts_done) : nullptr;

@@ -17,11 +17,7 @@
 namespace fa3::hopper {
 namespace {
 
-template <class T>
-T* array_at(void* workspace, int64_t offset) {
-  if (offset == ForwardWorkspace::kNone) return nullptr;
-  return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
-}
+using cuda::array_at;
 
 // Decode kernels load Q without TMA.
 bool encode_decode_maps(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& v) {

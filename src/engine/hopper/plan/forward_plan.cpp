@@ -6,7 +6,6 @@
 #include <bit>
 
 #include "core/ceil_div.h"
-#include "core/workspace.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/select/select.h"
 #include "engine/hopper/scheduler/split_kv.h"
@@ -16,13 +15,6 @@ namespace {
 
 int64_t partial_columns(const ForwardCall& call) {
   return ceil_div(call.o.columns, kCopyColumns) * kCopyColumns;
-}
-
-template <class T, class... Extents>
-int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
-  const int64_t offset = allocator.bytes();
-  allocator.take<T>(extents...);
-  return offset;
 }
 
 // Where a kernel combines itself: for each partial result a counter for each row, or for each CTA
@@ -45,19 +37,19 @@ ForwardWorkspace lay_out(const ForwardPlan& plan) {
                                  ? plan.tiling.split.ctas
                                  : num_partials(c, plan.call, plan.tiling);
     const int64_t columns = partial_columns(plan.call);
-    w.partial_o = place<float>(allocator, partials, plan.partial_rows, columns);
-    w.partial_sums = place<PartialSum>(allocator, partials, plan.partial_rows);
+    w.partial_o = cuda::place<float>(allocator, partials, plan.partial_rows, columns);
+    w.partial_sums = cuda::place<PartialSum>(allocator, partials, plan.partial_rows);
     if (plan.combine == Combine::kKernel) {
-      w.combines = place<CombineTile>(allocator, plan.num_combines);
+      w.combines = cuda::place<CombineTile>(allocator, plan.num_combines);
     } else {
-      w.counters = place<uint64_t>(allocator, num_counters(plan));
+      w.counters = cuda::place<uint64_t>(allocator, num_counters(plan));
     }
   } else if (scheduler == Scheduler::kVarlenMetadata) {
-    w.tile_counter = place<int>(allocator, 1);
-    w.sequences = place<SequenceTiles>(allocator, plan.order.num_m_blocks);
-    w.num_entries = place<int>(allocator, 1);
+    w.tile_counter = cuda::place<int>(allocator, 1);
+    w.sequences = cuda::place<SequenceTiles>(allocator, plan.order.num_m_blocks);
+    w.num_entries = cuda::place<int>(allocator, 1);
   } else if (scheduler == Scheduler::kDynamicPersistent) {
-    w.tile_counter = place<int>(allocator, 1);
+    w.tile_counter = cuda::place<int>(allocator, 1);
   }
   if (c.block_mask() && plan.call.block_lists == nullptr) {
     w.lists = cuda::place_block_lists(plan.lists, cuda::ListsOf::kForward, plan.call.sequences,

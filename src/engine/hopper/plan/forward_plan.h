@@ -56,14 +56,13 @@ struct Tiling {
 
 // Where the arrays of a workspace begin, in bytes from its own beginning.
 struct ForwardWorkspace {
-  static constexpr int64_t kNone = -1;
-  int64_t tile_counter = kNone;
-  int64_t sequences = kNone;  // kVarlenMetadata: the list of tiles, and how many there are
-  int64_t num_entries = kNone;
-  int64_t partial_o = kNone;
-  int64_t partial_sums = kNone;
-  int64_t combines = kNone;  // Combine::kKernel
-  int64_t counters = kNone;  // Combine::kLastCta, kOpener
+  int64_t tile_counter = cuda::kNoArray;
+  int64_t sequences = cuda::kNoArray;  // kVarlenMetadata: the list of tiles, and how many there are
+  int64_t num_entries = cuda::kNoArray;
+  int64_t partial_o = cuda::kNoArray;
+  int64_t partial_sums = cuda::kNoArray;
+  int64_t combines = cuda::kNoArray;  // Combine::kKernel
+  int64_t counters = cuda::kNoArray;  // Combine::kLastCta, kOpener
   cuda::BlockListMemory lists;
   int64_t bytes = 0;
 };

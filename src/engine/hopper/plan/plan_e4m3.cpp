@@ -6,7 +6,6 @@
 
 #include "core/error.h"
 #include "core/macros.h"
-#include "core/workspace.h"
 #include "engine/hopper/fp8/prepare_e4m3.h"
 #include "engine/hopper/host/tensor_map.h"
 
@@ -95,17 +94,12 @@ TransposeOrder transpose_order(const E4m3Plan& plan, int num_sms) {
 void lay_out(E4m3Plan* plan) {
   const int64_t heads = plan->sequences * plan->v.heads, keys = plan->padded_keys;
   WorkspaceAllocator allocator;
-  const auto place = [&]<class T>(T, int64_t rows, int64_t columns) {
-    const int64_t offset = allocator.bytes();
-    allocator.take<T>(rows, columns);
-    return offset;
-  };
-  plan->transposed =
-      place(uint8_t{}, plan->transposes_before() ? heads * plan->v.columns : 0, keys);
-  plan->key_scales = place(KeyScales{}, heads, keys / kDescaleRows);
-  plan->value_scales = place(float{}, heads, 1);
-  plan->parts_done = place(int{}, plan->order.goes_on_late() ? heads : 0, 1);
-  plan->forward_workspace = place(uint8_t{}, plan->forward.workspace.bytes, 1);
+  plan->transposed = cuda::place<uint8_t>(
+      allocator, plan->transposes_before() ? heads * plan->v.columns : 0, keys);
+  plan->key_scales = cuda::place<KeyScales>(allocator, heads, keys / kDescaleRows);
+  plan->value_scales = cuda::place<float>(allocator, heads);
+  plan->parts_done = cuda::place<int>(allocator, plan->order.goes_on_late() ? heads : 0);
+  plan->forward_workspace = cuda::place<uint8_t>(allocator, plan->forward.workspace.bytes);
   plan->workspace_bytes = allocator.bytes();
 }
 

@@ -131,7 +131,7 @@ TEST(AmpereBackwardPlan, deterministic_calls_have_a_counter_for_each_block_and_s
   a.deterministic = true;
   const BackwardPlan plan = plan_of(a);
   EXPECT_GE(plan.workspace.bytes - without, 10 * 2 * kSides * int64_t{sizeof(int)});
-  EXPECT_NE(plan.workspace.dq_semaphore, BackwardWorkspace::kNone);
+  EXPECT_NE(plan.workspace.dq_semaphore, cuda::kNoArray);
 }
 
 // Every row of a packed tensor belongs to one block or to the rows that none owns, whatever the

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "core/ceil_div.h"
-#include "core/workspace.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {
@@ -44,13 +43,6 @@ constexpr int filling_blocks(int num_sms) {
 // There, key blocks of different lengths are soon at different query heads of their group. Groups
 // with more bytes of rows than this come from memory again and again.
 constexpr int64_t kSplitBytes = 64 << 20;
-
-template <class T, class... Extents>
-int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
-  const int64_t offset = allocator.bytes();
-  allocator.take<T>(extents...);
-  return offset;
-}
 
 RowBlockCounts count_blocks(const BackwardCall& a, const TensorSpan& t, int block_rows,
                             bool in_one_tensor) {
@@ -164,30 +156,30 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   const int64_t blocks = capped_product(plan.q_blocks.of_entry, a.q.heads, a.q.batches);
   WorkspaceAllocator allocator;
   BackwardWorkspace w;
-  w.dq_accum = place<float>(allocator, blocks, c.dq_accum().block_floats());
-  w.lse_log2 = place<float>(allocator, blocks, c.shape.block_m);
-  w.delta = place<float>(allocator, blocks, c.shape.block_m);
+  w.dq_accum = cuda::place<float>(allocator, blocks, c.dq_accum().block_floats());
+  w.lse_log2 = cuda::place<float>(allocator, blocks, c.shape.block_m);
+  w.delta = cuda::place<float>(allocator, blocks, c.shape.block_m);
   if (a.deterministic || plan.main_config.persistent()) {
-    w.dq_semaphore = place<int>(allocator, blocks);
+    w.dq_semaphore = cuda::place<int>(allocator, blocks);
   }
-  if (a.has_sink) w.sink_sums = place<float>(allocator, blocks);
+  if (a.has_sink) w.sink_sums = cuda::place<float>(allocator, blocks);
   if (a.has_gate()) {
     const int64_t rows = capped_product(a.q.batches, a.q.rows);
-    w.d_a = place<uint16_t>(allocator, rows, a.q.heads, a.d_o.columns);
+    w.d_a = cuda::place<uint16_t>(allocator, rows, a.q.heads, a.d_o.columns);
   }
   if (plan.has_sums()) {
     const int64_t sums = capped_product(num_key_blocks(plan), sums_of_splits(plan.step_splits()));
     const int64_t dk_floats = capped_product(sums, c.dk_accum().block_floats());
     const int64_t floats = dk_floats + capped_product(sums, c.dv_accum().block_floats());
-    w.dk_accum = place<float>(allocator, floats);
+    w.dk_accum = cuda::place<float>(allocator, floats);
     w.dv_accum = w.dk_accum + capped_product(dk_floats, int64_t{sizeof(float)});
     w.dkv_accum_bytes = capped_product(floats, int64_t{sizeof(float)});
   }
   if (a.varlen) {
-    w.q_tiles = place<SequenceTiles>(allocator, plan.q_blocks.in_all);
-    w.num_q_tiles = place<int>(allocator, 1);
-    w.k_tiles = place<SequenceTiles>(allocator, plan.k_blocks.in_all);
-    w.num_k_tiles = place<int>(allocator, 1);
+    w.q_tiles = cuda::place<SequenceTiles>(allocator, plan.q_blocks.in_all);
+    w.num_q_tiles = cuda::place<int>(allocator, 1);
+    w.k_tiles = cuda::place<SequenceTiles>(allocator, plan.k_blocks.in_all);
+    w.num_k_tiles = cuda::place<int>(allocator, 1);
   }
   if (c.block_mask() && a.block_lists == nullptr) {
     w.lists = cuda::place_block_lists(plan.lists, lists_of(a), a.sequences, allocator);

@@ -13,20 +13,19 @@ namespace fa3::hopper {
 
 // Where the arrays of a workspace begin, in bytes from its own beginning.
 struct BackwardWorkspace {
-  static constexpr int64_t kNone = -1;
-  int64_t dq_accum = kNone;
-  int64_t lse_log2 = kNone;
-  int64_t delta = kNone;
-  int64_t dq_semaphore = kNone;  // deterministic calls, persistent kernels
-  int64_t sink_sums = kNone;     // calls with sinks
-  int64_t d_a = kNone;           // calls with a gate: (batches, rows, heads, columns of V)
-  int64_t dk_accum = kNone;      // where steps are split; dV's lies behind dK's
-  int64_t dv_accum = kNone;
-  int64_t dkv_accum_bytes = 0;  // of both
-  int64_t q_tiles = kNone;      // varlen calls: the list of tiles, and how many there are
-  int64_t num_q_tiles = kNone;
-  int64_t k_tiles = kNone;
-  int64_t num_k_tiles = kNone;
+  int64_t dq_accum = cuda::kNoArray;
+  int64_t lse_log2 = cuda::kNoArray;
+  int64_t delta = cuda::kNoArray;
+  int64_t dq_semaphore = cuda::kNoArray;  // deterministic calls, persistent kernels
+  int64_t sink_sums = cuda::kNoArray;     // calls with sinks
+  int64_t d_a = cuda::kNoArray;           // calls with a gate: (batches, rows, heads, columns of V)
+  int64_t dk_accum = cuda::kNoArray;      // where steps are split; dV's lies behind dK's
+  int64_t dv_accum = cuda::kNoArray;
+  int64_t dkv_accum_bytes = 0;       // of both
+  int64_t q_tiles = cuda::kNoArray;  // varlen calls: the list of tiles, and how many there are
+  int64_t num_q_tiles = cuda::kNoArray;
+  int64_t k_tiles = cuda::kNoArray;
+  int64_t num_k_tiles = cuda::kNoArray;
   cuda::BlockListMemory lists;  // block masks
   int64_t bytes = 0;
 };

@@ -151,7 +151,7 @@ TEST(LaunchForward, takes_every_part_of_a_plan_as_it_is) {
   plan.partial_rows = 99;
   plan.workspace.partial_o = 1 << 20;
   plan.workspace.partial_sums = 1 << 21;
-  plan.workspace.combines = ForwardWorkspace::kNone;
+  plan.workspace.combines = cuda::kNoArray;
   const Launched done = launched(plan);
   const ForwardParams& params = done.params;
   const auto offset = [](const void* array) {

@@ -46,11 +46,11 @@ TEST(BackwardWorkspace, arrays_do_not_overlap) {
   EXPECT_EQ(w.k_tiles, w.num_q_tiles + 64);
   EXPECT_GE(w.num_k_tiles, w.k_tiles + (16 + 2 + 1) * int64_t{sizeof(SequenceTiles)});
   EXPECT_EQ(w.bytes, w.num_k_tiles + 64);
-  EXPECT_EQ(w.dk_accum, w.kNone);
+  EXPECT_EQ(w.dk_accum, cuda::kNoArray);
   const BackwardWorkspace split = plan_128(grouped(3, 1000, 32)).workspace;
   EXPECT_EQ(split.dv_accum - split.dk_accum, 4 * 3 * 4 * 1024 * 128 * 4);  // of 8 splits
   EXPECT_EQ(split.bytes, split.dk_accum + split.dkv_accum_bytes);
-  EXPECT_EQ(split.dq_semaphore, split.kNone);
+  EXPECT_EQ(split.dq_semaphore, cuda::kNoArray);
 }
 
 // For two of the eight splits each, so that sums repeat.
