@@ -111,7 +111,6 @@ Status check_e4m3_tensors(const Problem& p) {
     return unsupported("k_mean beside a softcap or sink logits");
   }
   if (p.k_quantization.mean.data && p.max_logit.on) return unsupported("k_mean beside max_logit");
-  FA3_TRY(check_row_numbers(p));
   if (p.batch > kMaxGrid || p.heads_q > kMaxGrid) {
     return unsupported("more than ", kMaxGrid, " sequences or heads of float8_e4m3");
   }

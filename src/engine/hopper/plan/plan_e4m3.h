@@ -29,7 +29,8 @@ struct E4m3Plan {
   bool transposes_before() const { return !v_is_transposed && !transposes_in_kernel(); }
 };
 
-// Refuses what no e4m3 kernel could change: means beside what takes none, too many rows or heads.
+// Refuses what no e4m3 kernel could change: means beside what takes none, too many sequences or
+// heads.
 Status check_e4m3_tensors(const Problem& problem);
 
 // Refuses addresses and strides that the kernels cannot load.

@@ -37,20 +37,17 @@ Status check_layouts(const Request& r) {
   return check("o", r.call.o);
 }
 
-// What no kernel could change: types, scales, and how many rows there are.
-Status check_tensors(const Request& r) {
-  const Problem& p = r.problem;
-  if (r.needs.has(Need::kE4m3)) return check_e4m3_tensors(p);
-  FA3_TRY(cuda::check_cache_scales(p));
-  return check_row_numbers(p);
-}
-
+// First what no kernel could change: types, scales, and how many rows there are.
 Status check(const Request& r) {
-  const DType dtype = r.problem.dtype;
-  if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float8_e4m3) {
-    return unsupported(name_of(dtype), " is not among its element types (float16, bfloat16)");
+  const Problem& p = r.problem;
+  if (p.dtype == DType::float8_e4m3) {
+    FA3_TRY(check_e4m3_tensors(p));
+  } else if (p.dtype == DType::float16 || p.dtype == DType::bfloat16) {
+    FA3_TRY(cuda::check_cache_scales(p));
+  } else {
+    return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
-  FA3_TRY(check_tensors(r));
+  FA3_TRY(check_row_numbers(p));
   return check_served(r);
 }
 

@@ -26,13 +26,10 @@ Need kind_of(const fa3_score_function& score, int captured_tile) {
   return captured_tile != kNoTile ? Need::kScoreTile : Need::kScoreOther;
 }
 
-// Keys are never split, and kernels for few rows do not exist.
-Sizes sizes_of_e4m3(const Problem& p) {
-  return {.head_dim = p.head_dim, .head_dim_v = p.head_dim_v, .keys = p.lengths_k.max};
-}
-
 Sizes sizes_of(const Problem& p, const ForwardCall& call) {
-  if (p.dtype == DType::float8_e4m3) return sizes_of_e4m3(p);
+  if (p.dtype == DType::float8_e4m3) {  // keys are never split, and no kernel is for few rows
+    return {.head_dim = p.head_dim, .head_dim_v = p.head_dim_v, .keys = p.lengths_k.max};
+  }
   Sizes sizes{.head_dim = p.head_dim, .head_dim_v = std::min(p.head_dim_v, kMaxColumnsV)};
   if (p.batch_invariant) {
     // Fixed splits take the kernel for few queries, whole tiles that for long sequences.
