@@ -86,6 +86,8 @@ void Memory::require_unread(const Accessor& by, const Piece& split, const char* 
   for (int w = 0; w < kMostThreads; ++w) {
     const Read& read = split.reads[size_t(w)];
     if (!meet(strip, read.strip)) continue;
+    // Who is told of a copy's arrival need not be told of the readings that its copier knew of.
+    if (read.copied_over && by.knows.has(split.arrival)) continue;
     if (read.open > 0 || !by.knows_of(w, read.time)) {
       fail("overwritten while it is read: ", place(split.begin), ", read by ", name(w), ", by ",
            access, " of ", name(by.thread));
@@ -168,7 +170,6 @@ void Memory::begin_own_copy(const Accessor& by, uint32_t address) {
     Stored& stored = split.stored[size_t(w)];
     if (stored.time > 0 && by.knows_of(w, stored.time)) stored = {};
   }
-  split.reads.fill({});
   ++split.own_copies;
 }
 
@@ -191,6 +192,7 @@ void Memory::tell_arrival(int thread, uint32_t address, Moment arrival) {
 void Memory::end_told_copy(uint32_t address) {
   Piece& split = at(address);
   --split.own_copies;
+  for (Read& read : split.reads) read.copied_over = true;
   split.filled = true;
 }
 
@@ -255,6 +257,7 @@ const Content& Memory::load(const Accessor& by, uint32_t address) {
     Read& read = split.reads[size_t(by.thread)];
     read.strip = read.time == 0 || read.strip == strip ? strip : kWhole;
     read.time = by.now().time;
+    read.copied_over = false;
     split.fillings[size_t(std::max(strip, 0))].read = true;
   });
   return at(address).content;
@@ -274,7 +277,9 @@ const Content& Memory::begin_read(const Accessor& by, uint32_t address, int byte
   for_pieces(address, bytes, [&](Piece& split) {
     require_filled(by, split);
     require_fenced(by, split);
-    ++split.reads[size_t(by.thread)].open;
+    Read& read = split.reads[size_t(by.thread)];
+    ++read.open;
+    read.copied_over = false;
     read_by_all(&split);
     held->push_back(int(&split - splits_.data()));
   });

@@ -83,6 +83,7 @@ class Memory {
     int time = 0;  // of the thread's last reading; 0: none
     int open = 0;  // readings that are not over
     int strip = kWhole;
+    bool copied_over = false;  // by copiers who knew of it; their arrival is told
   };
   struct Filling {
     int number = 0;  // 0: none since the last copy

@@ -6,6 +6,7 @@
 #include "engine/hopper/ptx/cluster.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
+#include "engine/hopper/ptx/mbarrier.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "many_orders.h"
@@ -65,6 +66,37 @@ TEST(Lanes, wait_for_as_many_groups_as_they_read) {
   };
   expect_right(1, {}, program(true));
   expect_found(1, {}, program(false), {kUnfilled});
+}
+
+// Warps 0 and 1 copy to the place that warp 2 reads, and tell one barrier.
+TEST(Lanes, copy_over_what_is_read_only_when_each_copier_knows_that_it_was) {
+  constexpr uint32_t kRead = kOther, kCopied = kOther + 8;
+  const auto program = [](bool both_wait) {
+    return [both_wait] {
+      if (threadIdx.x == 0) {
+        ptx::mbarrier_init(kRead, 1);
+        ptx::mbarrier_init(kCopied, 2);
+        copy(kPlace);
+        ptx::cp_async_wait_group<0>();
+      }
+      __syncthreads();
+      const int warp = int(threadIdx.x) / 32;
+      if (ptx::lane() != 0) return;
+      if (warp == 2) {
+        load(kPlace);
+        ptx::mbarrier_arrive(kRead);
+        ptx::mbarrier_wait_parity(kCopied, 0);
+        load(kPlace);
+        return;
+      }
+      if (warp == 0 || both_wait) ptx::mbarrier_wait_parity(kRead, 0);
+      ptx::cp_async_16(kPlace + uint32_t(warp) * 16, nullptr, false);
+      ptx::cp_async_mbarrier_arrive(kCopied);
+      ptx::cp_async_wait_all();
+    };
+  };
+  expect_right(3, {}, program(true));
+  expect_found(3, {}, program(false), {kUnfilled, kOverRead});
 }
 
 TEST(Lanes, exchange_values_and_meet_in_one_instruction) {
