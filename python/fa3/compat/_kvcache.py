@@ -10,8 +10,7 @@ import contextlib
 import torch
 
 import fa3
-from fa3.compat._arguments import length, unsupported
-from fa3.compat._qv import joined
+from fa3.compat._arguments import joined, length, unsupported
 from fa3.errors import InvalidArgument
 from fa3.flex.bias import check_slopes
 
@@ -53,7 +52,7 @@ def attend(
     return_lse=False,
 ):
     """k and v, if there are any, go into the caches behind the rows in use; then q attends, with qv
-    (_qv.py) if there is one.
+    if there is one.
 
     A call that is refused changes nothing. No gradients, as in the originals.
     """

@@ -8,10 +8,9 @@ FlashAttention-3's test of determinism call it so.
 
 import torch
 
-from fa3.compat._arguments import length, options, unsupported
+from fa3.compat._arguments import joined, length, options, unsupported
 from fa3.compat._kvcache import attend
 from fa3.compat._passes import backward, forward, indices, no_softmax_d, rows
-from fa3.compat._qv import joined
 
 
 def _flash_attn_forward(

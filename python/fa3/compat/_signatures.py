@@ -9,7 +9,7 @@ see the result of other values as Any.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 import torch
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from fa3._options import shows
 
+Window = Sequence[int | None] | None  # (left, right) in keys; None and -1 are unbounded
 P = ParamSpec("P")
 Function = TypeVar("Function")
 
 
-class AskedByProbs(Protocol[P]):
+class WithProbs(Protocol[P]):
     __name__: str
 
     @overload
@@ -30,7 +31,7 @@ class AskedByProbs(Protocol[P]):
     def __call__(self, *arguments: Any, return_attn_probs: bool, **named: Any) -> Any: ...
 
 
-class OfQkv(Protocol[P]):
+class QkvPacked(Protocol[P]):
     __name__: str
 
     @overload
@@ -39,7 +40,7 @@ class OfQkv(Protocol[P]):
     def __call__(self, *arguments: Any, return_attn_probs: bool, **named: Any) -> Any: ...
 
 
-class OfKv(Protocol[P]):
+class KvPacked(Protocol[P]):
     __name__: str
 
     @overload
@@ -48,7 +49,7 @@ class OfKv(Protocol[P]):
     def __call__(self, *arguments: Any, return_attn_probs: bool, **named: Any) -> Any: ...
 
 
-class AskedByLse(Protocol[P]):
+class WithLse(Protocol[P]):
     __name__: str
 
     @overload
@@ -57,7 +58,7 @@ class AskedByLse(Protocol[P]):
     def __call__(self, *arguments: Any, return_softmax_lse: bool, **named: Any) -> Any: ...
 
 
-class AskedByLseOrAux(Protocol[P]):
+class WithLseOrAux(Protocol[P]):
     __name__: str
 
     @overload
@@ -68,15 +69,15 @@ class AskedByLseOrAux(Protocol[P]):
     def __call__(self, *arguments: Any, return_aux: Any, **named: Any) -> Any: ...
 
 
-def asked_by_probs(function: Callable[P, Any]) -> AskedByProbs[P]:
+def with_probs(function: Callable[P, Any]) -> WithProbs[P]:
     return shown(function, return_attn_probs=bool)
 
 
-def asked_by_lse(function: Callable[P, Any]) -> AskedByLse[P]:
+def with_lse(function: Callable[P, Any]) -> WithLse[P]:
     return shown(function, return_softmax_lse=bool)
 
 
-def asked_by_lse_or_aux(function: Callable[P, Any]) -> AskedByLseOrAux[P]:
+def with_lse_or_aux(function: Callable[P, Any]) -> WithLseOrAux[P]:
     return shown(function, return_lse=bool, return_aux=Any)
 
 
@@ -91,8 +92,8 @@ def without_gradients(function: Function) -> Function:
 
 
 def packed_forms(
-    function: AskedByProbs[Concatenate[Tensor, Tensor, Tensor, P]],
-) -> tuple[OfQkv[P], OfKv[P]]:
+    function: WithProbs[Concatenate[Tensor, Tensor, Tensor, P]],
+) -> tuple[QkvPacked[P], KvPacked[P]]:
     """`function` for qkv (.., 3, h, d), and for q and kv (.., 2, h, d), stacked before heads."""
     tail = list(inspect.signature(function).parameters.values())[3:]
 

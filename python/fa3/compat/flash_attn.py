@@ -4,7 +4,7 @@
 Semantics are those of fa3.attention. alibi_slopes, (hq,) or (b, hq), have no gradient, as in the
 original; with dropout they are computed on the CPU alone. With
 return_attn_probs the functions return (out, lse, S_dmask): with dropout the weights of the scores,
-negative where they were dropped (_probabilities.py), which are for tests and take O(N^2) memory;
+negative where they were dropped (signed_weights), which are for tests and take O(N^2) memory;
 without dropout None, where the original has an empty tensor. Head dims that are no multiples of 8
 are filled with zeros in copies, as the original does.
 Where q, k and v are packed into one tensor, they are stacked before the heads: qkv (b, s, 3, h, d),
@@ -13,7 +13,6 @@ or kv (b, sk, 2, hk, d).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -27,7 +26,7 @@ from fa3.compat._passes_of_fa2 import _flash_attn_forward as _flash_attn_forward
 from fa3.compat._passes_of_fa2 import _flash_attn_varlen_backward as _flash_attn_varlen_backward
 from fa3.compat._passes_of_fa2 import _flash_attn_varlen_forward as _flash_attn_varlen_forward
 from fa3.compat._passes_of_fa2 import forward_with_state
-from fa3.compat._signatures import asked_by_lse, asked_by_probs, packed_forms
+from fa3.compat._signatures import Window, packed_forms, with_lse, with_probs
 
 __all__ = [
     "flash_attn_func",
@@ -61,7 +60,7 @@ def _get_block_size_n(device, head_dim, is_dropout, is_causal):
     return 2**31 - 1
 
 
-@asked_by_probs
+@with_probs
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -69,7 +68,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -84,7 +83,7 @@ def flash_attn_func(
 flash_attn_qkvpacked_func, flash_attn_kvpacked_func = packed_forms(flash_attn_func)
 
 
-@asked_by_probs
+@with_probs
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -96,7 +95,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -117,7 +116,7 @@ def flash_attn_varlen_func(
     return answer(q, k, v, named, return_attn_probs)
 
 
-@asked_by_probs
+@with_probs
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -128,7 +127,7 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -142,7 +141,7 @@ def flash_attn_varlen_kvpacked_func(
     return flash_attn_varlen_func(q, k, v, *others)
 
 
-@asked_by_probs
+@with_probs
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -150,7 +149,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -164,7 +163,7 @@ def flash_attn_varlen_qkvpacked_func(
     return flash_attn_varlen_func(q, k, v, *others)
 
 
-@asked_by_lse
+@with_lse
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -179,7 +178,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,

@@ -10,8 +10,7 @@ gather's backward. So is num_splits, but for caches.
 import inspect
 
 import fa3
-from fa3.compat._arguments import float32, int32, length, options, unsupported
-from fa3.compat._qv import joined
+from fa3.compat._arguments import float32, int32, joined, length, options, unsupported
 from fa3.errors import Unsupported
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]

@@ -13,7 +13,6 @@ LSE is -inf for a row that sees no key, also where K is empty (the original give
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,14 +20,13 @@ from torch import Tensor
 
 import fa3
 from fa3.compat import _passes
-from fa3.compat._arguments import float32, length, options
+from fa3.compat._arguments import float32, joined, length, options
 from fa3.compat._kvcache import attend
 from fa3.compat._passes import indices, rows
 from fa3.compat._passes_of_fa3 import _flash_attn_backward as _flash_attn_backward
 from fa3.compat._passes_of_fa3 import _flash_attn_forward as _flash_attn_forward
-from fa3.compat._qv import joined
 from fa3.compat._registry import register
-from fa3.compat._signatures import asked_by_lse, asked_by_probs
+from fa3.compat._signatures import Window, with_lse, with_probs
 
 __all__ = [
     "flash_attn_combine",
@@ -44,7 +42,7 @@ def __dir__():
     return __all__
 
 
-@asked_by_probs
+@with_probs
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -55,7 +53,7 @@ def flash_attn_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -78,7 +76,7 @@ def flash_attn_func(
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
-@asked_by_probs
+@with_probs
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -95,7 +93,7 @@ def flash_attn_varlen_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -119,7 +117,7 @@ def flash_attn_varlen_func(
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
-@asked_by_probs
+@with_probs
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     softmax_scale: float | None = None,
@@ -127,7 +125,7 @@ def flash_attn_qkvpacked_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     deterministic: bool = False,
@@ -149,7 +147,7 @@ def flash_attn_qkvpacked_func(
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
-@asked_by_lse
+@with_lse
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -172,7 +170,7 @@ def flash_attn_with_kvcache(
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
@@ -249,7 +247,7 @@ def get_scheduler_metadata(
     page_size: int | None = None,
     max_seqlen_k_new: int = 0,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     has_softcap: bool = False,
     num_splits: int = 0,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 import fa3
-from fa3.compat._signatures import asked_by_lse_or_aux
+from fa3.compat._signatures import with_lse_or_aux
 from fa3.errors import InvalidArgument, Unsupported
 
 __all__ = ["flex_attention"]
@@ -22,7 +22,7 @@ def __dir__():
     return __all__
 
 
-@asked_by_lse_or_aux
+@with_lse_or_aux
 def flex_attention(
     query: Tensor,
     key: Tensor,

@@ -12,7 +12,6 @@ rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 from fa3 import distributed
 from fa3.compat._arguments import options as options_of
 from fa3.compat._arguments import unsupported
-from fa3.compat._signatures import asked_by_probs, packed_forms
+from fa3.compat._signatures import Window, packed_forms, with_probs
 from fa3.distributed.describe import group_of
 from fa3.errors import InvalidArgument
 from fa3.torch import attention
@@ -43,7 +42,7 @@ def __dir__():
     return [*__all__, *(name for name in globals() if name.endswith("kvpacked_func"))]
 
 
-@asked_by_probs
+@with_probs
 def ring_flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -51,7 +50,7 @@ def ring_flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
@@ -62,7 +61,7 @@ def ring_flash_attn_func(
     return answer("contiguous", q, k, v, None, dropout_p, *tail, return_attn_probs, group)
 
 
-@asked_by_probs
+@with_probs
 def zigzag_ring_flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -70,7 +69,7 @@ def zigzag_ring_flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
@@ -81,7 +80,7 @@ def zigzag_ring_flash_attn_func(
     return answer("zigzag", q, k, v, None, dropout_p, *tail, return_attn_probs, group)
 
 
-@asked_by_probs
+@with_probs
 def ring_flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -91,7 +90,7 @@ def ring_flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
@@ -102,7 +101,7 @@ def ring_flash_attn_varlen_func(
     return answer("by_document", q, k, v, cu_seqlens, dropout_p, *tail, return_attn_probs, group)
 
 
-@asked_by_probs
+@with_probs
 def zigzag_ring_flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -112,7 +111,7 @@ def zigzag_ring_flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
@@ -183,7 +182,7 @@ def llama3_flash_attn_prepare_cu_seqlens(
     return cu_q, cu_k, longest_q, longest_k, slice(first_key, last_key)
 
 
-@asked_by_probs
+@with_probs
 def llama3_flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -197,7 +196,7 @@ def llama3_flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,

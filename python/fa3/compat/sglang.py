@@ -9,7 +9,7 @@ are accepted, without effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -20,14 +20,14 @@ from fa3.compat._arguments import (
     factors,
     float32,
     int32,
+    joined,
     length,
     options,
     rows_of_stride_1,
     unsupported,
 )
 from fa3.compat._kvcache import attend, renamed
-from fa3.compat._qv import joined
-from fa3.compat._signatures import asked_by_lse, without_gradients
+from fa3.compat._signatures import Window, with_lse, without_gradients
 
 __all__ = [
     "flash_attn_varlen_func",
@@ -41,7 +41,7 @@ def __dir__():
     return __all__
 
 
-@asked_by_lse
+@with_lse
 def flash_attn_with_kvcache(
     q: Tensor | None,
     k_cache: Tensor | None,
@@ -64,7 +64,7 @@ def flash_attn_with_kvcache(
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int | None = None,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
@@ -136,7 +136,7 @@ def flash_attn_with_kvcache(
         )
 
 
-@asked_by_lse
+@with_lse
 @without_gradients
 def flash_attn_varlen_func(
     q: Tensor | None,
@@ -155,7 +155,7 @@ def flash_attn_varlen_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -224,7 +224,7 @@ def get_scheduler_metadata(
     page_size: int | None = None,
     max_seqlen_k_new: int = 0,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     has_softcap: bool = False,
     num_splits: int = 0,

@@ -19,16 +19,15 @@ from fa3.compat._arguments import (
     factors,
     float32,
     int32,
+    joined,
     length,
     options,
     rows_of_stride_1,
     unsupported,
 )
-from fa3.compat._context_parallel import keys_in_turn
 from fa3.compat._kvcache import renamed
-from fa3.compat._qv import joined
-from fa3.compat._signatures import asked_by_lse, without_gradients
-from fa3.errors import InvalidArgument
+from fa3.compat._signatures import Window, with_lse, without_gradients
+from fa3.errors import InvalidArgument, Unsupported
 
 __all__ = [
     "compile_flash_attn_varlen_func_from_specs",
@@ -48,7 +47,7 @@ NO_GATHER = "fa3 has block masks (fa3.masks), no gather of keys by index"
 OUR_NAMES = {"page_table": "block_table", "sink": "s_aux"}
 
 
-@asked_by_lse
+@with_lse
 @without_gradients
 def flash_attn_varlen_func(
     q: Tensor,
@@ -63,7 +62,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = None,
+    window_size: Window = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -169,6 +168,64 @@ def flash_attn_varlen_func(
         return fa3.attention(q, k, v, out=out, return_lse=return_softmax_lse, **call)
 
 
+def keys_in_turn(call, num_queries, world, rank, totals):
+    """The options of fa3.attention for this rank's keys, from those of a call over all keys.
+
+    Ranks of decode context parallelism hold the keys of each sequence in turn: local key j of rank
+    r is key j * world + r. A mask by places then ends between other local keys for each query, so
+    each query becomes a sequence of its own, with lengths that are computed on the device: nothing
+    waits.
+
+    call has packed queries; totals: (batch,), the keys of each sequence on all ranks.
+    """
+    if world < 1 or not 0 <= rank < world:
+        raise InvalidArgument(
+            f"cp_rank: expected a rank of the {world} in cp_world_size, from 0, got {rank}"
+        )
+    left, right = call["window"]
+    if call["causal"]:
+        right = 0  # of the window's end and the diagonal, whichever comes first
+    sees_all = left < 0 and (right < 0 or call["max_seqlen_q"] == 1)
+    if sees_all or num_queries == 0:
+        return call | {"causal": False, "window": (-1, -1)}
+    if totals is None:
+        raise InvalidArgument(
+            "cp_tot_seqused_k: expected the lengths on all ranks, which a mask needs"
+        )
+    if call["seqused_k"] is None:
+        raise Unsupported(
+            "cu_seqlens_k: expected seqused_k, with keys in pages or in a batch: a mask over the "
+            "keys of one rank takes each query for a sequence, and these cannot share packed keys"
+        )
+    starts, used = call["cu_seqlens_q"], call["seqused_k"]
+    query = torch.arange(num_queries + 1, dtype=torch.int32, device=starts.device)
+    sequence = torch.searchsorted(starts[1:], query[:-1], right=True)
+    is_owned = sequence < used.shape[0]
+    sequence.clamp_(max=used.shape[0] - 1)
+    # The last query of a sequence is at its last key.
+    place = totals[sequence] - starts[sequence + 1] + query[:-1]
+    end = used[sequence] * is_owned
+    if right >= 0:
+        end = torch.minimum(end, local_keys_before(place + right + 1, world, rank))
+    begin = local_keys_before(place - left, world, rank) if left >= 0 else None
+    of_query = {
+        "cu_seqlens_q": query,
+        "max_seqlen_q": 1,
+        "seqused_k": end.int(),
+        "batch_index": sequence.int(),
+        "left_padding": None if begin is None else torch.minimum(begin, end).int(),
+    }
+    for name in ("q_descale", "k_descale", "v_descale"):
+        if call[name] is not None and call[name].dim() > 1:
+            of_query[name] = call[name][sequence]
+    return call | of_query | {"causal": False, "window": (-1, -1)}
+
+
+def local_keys_before(key, world, rank):
+    """How many of the rank's keys come before a key of the sequence."""
+    return ((key - rank + world - 1) // world).clamp(min=0)
+
+
 def get_scheduler_metadata(
     batch_size: int,
     max_seqlen_q: int,
@@ -185,7 +242,7 @@ def get_scheduler_metadata(
     page_size: int | None = None,
     max_seqlen_k_new: int = 0,
     causal: bool = False,
-    window_size: Sequence[int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     has_softcap: bool = False,
     num_splits: int = 0,
     pack_gqa: bool | None = None,
