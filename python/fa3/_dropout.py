@@ -18,6 +18,11 @@ def refuse_seed(seed):
     )
 
 
+def refuse_other_than_probability(p):
+    if not hasattr(p, "__float__") or not 0 <= p <= 1:
+        raise InvalidArgument(f"dropout_p: expected a probability from 0 to 1, got {p!r}")
+
+
 def pair(seed):
     """(seed, offset) as integers of 64 bits with a sign; each number counts modulo 2^64.
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from fa3._dropout import refuse_other_than_probability
 from fa3._options import window_ends
 from fa3.distributed import choose, stages
 from fa3.distributed.agree import agree
@@ -194,8 +195,7 @@ def refuse_other_rows(q, lengths, layout: str, world: int, rank: int) -> None:
 
 def refuse_dropout(p: float, lengths, layout: str, world: int) -> None:
     """Where parts begin between two multiples of a step, no call could say which they have."""
-    if not isinstance(p, (int, float)) or not 0 <= p <= 1:
-        raise InvalidArgument(f"dropout_p: expected a probability from 0 to 1, got {p!r}")
+    refuse_other_than_probability(p)
     if not p:
         return
     parts = (piece for rank in range(world) for piece in pieces(layout, lengths, world, rank))

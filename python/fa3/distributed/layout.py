@@ -38,7 +38,7 @@ def pieces(layout: str, lengths: Sequence[int], world: int, rank: int) -> list[P
     if layout == BALANCED:
         return [piece for piece in shares(tuple(lengths), world)[rank] if piece.begin < piece.end]
     found = _native.ring_pieces(OF_THE_LIBRARY.index(layout), list(lengths), world, rank)
-    return [Piece(*piece) for piece in found]
+    return list(map(Piece._make, found))
 
 
 # A short document has at most 1/8 of a rank's rows, and so at most 1/64 of the pairs of one of that

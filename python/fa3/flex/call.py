@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from fa3._dropout import refuse_other_than_probability
 from fa3._options import Options
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches
@@ -21,8 +22,7 @@ def seeded(options, q):
     """Options, by name, with the seed of their dropout_p as a tensor; drawn where none is given."""
     p = options["dropout_p"]
     refuse_sharded(q)
-    if not hasattr(p, "__float__") or not 0 <= p <= 1:
-        raise InvalidArgument(f"dropout_p: expected a probability from 0 to 1, got {p}")
+    refuse_other_than_probability(p)
     if names := caches.given(options):
         raise Unsupported(f"dropout_p: expected 0 beside {', '.join(names)}, got {p}")
     seed = given_or_drawn(options.get("dropout_seed"), q.device)
