@@ -12,9 +12,4 @@ from fa3.hf.attention import attention_forward as with_options
 
 NAME = "fa3_fp8"
 
-
-def attend(q, k, v, **options):
-    return attention_fp8(q, k, v, **options)
-
-
-attention_forward = functools.partial(with_options, attend=attend)
+attention_forward = functools.partial(with_options, attend=attention_fp8)

@@ -8,7 +8,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 pytest.importorskip("fa3.hf")
 
-from fa3.hf import attention, fp8  # noqa: E402
+from fa3 import fp8  # noqa: E402
+from fa3.hf import attention  # noqa: E402
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def calls(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(fp8, "attention_fp8", watched(fa3.attention_fp8, True))
+    monkeypatch.setattr(fp8, "quantize_together", watched(fp8.quantize_together, True))
     monkeypatch.setattr(attention, "attention", watched(fa3.torch.attention, False))
     return seen
 
