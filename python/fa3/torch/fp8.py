@@ -154,11 +154,11 @@ def dequantized(x, descale, mean, cu_seqlens):
 
 
 def with_mean(out, lse, v_mean, cu_seqlens_q):
-    """out + v_mean, rounded once, in the rows that see a key."""
+    """out + v_mean, rounded once, in the rows that see a key; the others stay 0."""
     group = out.shape[-2] // v_mean.shape[1]
     mean = of_rows(v_mean.repeat_interleave(group, 1), cu_seqlens_q, out)
     sees = (lse > -torch.inf).transpose(-1, -2)[..., None]
-    return (out + mean * sees).to(out.dtype)
+    return (out + mean).to(out.dtype).masked_fill_(~sees, 0.0)
 
 
 def of_rows(x, cu_seqlens, rows):
