@@ -217,17 +217,17 @@ class BrokenLatent : public Latent {};
 const std::string kPhases = "phases alias", kBarrier = "barrier", kDeadlock = "deadlock";
 
 TEST_F(BrokenLatent, a_stage_is_released_before_it_was_read) {
-  expect_found<kOf16Bits>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases, kDeadlock});
+  expect_found<kOf16Bits>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases});
   expect_found<kOfTwoConsumers>(Fault::kReleaseBeforeRead,
                                 {machine::kOverRead, kPhases, kDeadlock});
-  expect_found<kOfBytes>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases, kDeadlock});
+  expect_found<kOfBytes>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases});
 }
 TEST_F(BrokenLatent, a_stage_is_empty_before_the_last_warp_released_it) {
-  const std::vector<std::string> said{machine::kOverRead, machine::kUntold, machine::kUnfilled,
-                                      kBarrier, kDeadlock};
+  std::vector<std::string> said{machine::kOverRead, machine::kUntold, machine::kUnfilled, kBarrier};
   expect_found<kOf16Bits>(Fault::kOneArrivalTooFew, said);
-  expect_found<kOfTwoConsumers>(Fault::kOneArrivalTooFew, said);
   expect_found<kOfBytes>(Fault::kOneArrivalTooFew, said);
+  said.push_back(kDeadlock);
+  expect_found<kOfTwoConsumers>(Fault::kOneArrivalTooFew, said);
 }
 TEST_F(BrokenLatent, one_release_is_forgotten) {
   expect_found<kOf16Bits>(Fault::kLostRelease, {kDeadlock});
@@ -246,10 +246,11 @@ TEST_F(BrokenLatent, the_loader_waits_for_the_other_phase) {
   expect_found<kOfBytes>(Fault::kProducerPhase, {kDeadlock});
 }
 TEST_F(BrokenLatent, the_consumer_waits_for_the_other_phase) {
-  const std::vector<std::string> said{machine::kUnfilled, machine::kUntold, kDeadlock};
+  std::vector<std::string> said{machine::kUnfilled, machine::kUntold};
   expect_found<kOf16Bits>(Fault::kConsumerPhase, said);
-  expect_found<kOfTwoConsumers>(Fault::kConsumerPhase, said);
   expect_found<kOfBytes>(Fault::kConsumerPhase, said);
+  said.push_back(kDeadlock);
+  expect_found<kOfTwoConsumers>(Fault::kConsumerPhase, said);
 }
 TEST_F(BrokenLatent, products_read_without_a_fence) {
   expect_found<kOf16Bits>(Fault::kNoFence, {"no fence.proxy.async"});
