@@ -11,8 +11,9 @@ whenever the time ends. With --state a later call goes on where the last one end
 
     bf16       fa3.attention, in bf16 under autocast (on a CPU in float32)
     sdpa       torch's attention: how far rounding elsewhere moves a run
-    fp8        fa3.attention_fp8: forward in FP8, backward from q, k and v as given
-    quantized  the same, backward from what the forward read
+    fp8        fa3.attention_fp8(saved="inputs"): forward in FP8, backward from q, k and v as given
+    quantized  fa3.attention_fp8: the same, backward from what the forward read
+    recomputed the same, backward of bf16 attention, whose forward it computes
     no-mean    broken on purpose: the backward gets the log-sum-exp of K without its mean
     half-dk    broken on purpose: fp8 with half of dK
 
@@ -64,6 +65,21 @@ class WithoutMean(torch.autograd.Function):
         return fa3.attention_backward(do.contiguous(), q, k, v, out, lse, causal=True)[:3]
 
 
+class Recomputed(torch.autograd.Function):
+    """The forward in FP8 beside a backward without its rounding."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return fa3.attention_fp8(q, k, v, causal=True)
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v = ctx.saved_tensors
+        out, lse = fa3.attention(q, k, v, causal=True, return_lse=True)
+        return fa3.attention_backward(do.contiguous(), q, k, v, out, lse, causal=True)[:3]
+
+
 class HalfGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -74,13 +90,15 @@ class HalfGradient(torch.autograd.Function):
         return gradient / 2
 
 
+attend_from_inputs = partial(fa3.attention_fp8, causal=True, saved="inputs")
 ATTENTIONS = {
     "bf16": attend_fa3,
     "sdpa": attend_sdpa,
-    "fp8": attend_fa3_fp8,
-    "quantized": partial(fa3.attention_fp8, causal=True, saved="quantized"),
+    "fp8": attend_from_inputs,
+    "quantized": attend_fa3_fp8,
+    "recomputed": Recomputed.apply,
     "no-mean": WithoutMean.apply,
-    "half-dk": lambda q, k, v: attend_fa3_fp8(q, HalfGradient.apply(k), v),
+    "half-dk": lambda q, k, v: attend_from_inputs(q, HalfGradient.apply(k), v),
 }
 
 

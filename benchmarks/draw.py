@@ -47,6 +47,8 @@ PICTURES = [  # of pages that no report is: rows, what draws them, the picture; 
     ("results/convergence-h200-2026-11-29.jsonl", figures.convergence, "figures/convergence.svg"),
     ("results/fp8-training-long-h200-2026-11-29.jsonl", figures.convergence,
      "figures/fp8-training-long.svg"),
+    ("results/fp8-training-saved-h200-2026-11-30.jsonl", figures.convergence,
+     "figures/fp8-training-saved.svg"),
     ("results/instruction-order-2026-11-29.jsonl", figures.instruction_order,
      "figures/instruction-order.svg"),
 ]  # fmt: skip

@@ -161,6 +161,7 @@ OF_RUNS = {
     "sdpa": "#3b82f6",
     "fp8": "#0c8599",
     "quantized": "#74b816",
+    "recomputed": "#868e96",
     "no-mean": "#c2255c",
     "half-dk": "#ae3ec9",
 }

@@ -79,7 +79,7 @@ def attention_fp8(
     hadamard=True,
     center=True,
     seed=0,
-    saved="inputs",
+    saved="quantized",
     out=None,
     **options,
 ):
@@ -92,14 +92,14 @@ def attention_fp8(
     Args:
         q, k, v, out: as those of attention(); a new out has q's dtype.
         precision: "fp8", or "auto": attention() in q's type where advise() does not expect FP8 to
-            take less time. Not in compiled programs, and not under torch.func.
+            pay. Not in compiled programs, and not under torch.func.
         scaling: what shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
             the whole "tensor".
         hadamard: spread outliers of q and k over their channels, by random signs of `seed`.
         center: quantize k and v without the means of their channels, which attention adds back.
-        saved: torch only: what the backward reads, "inputs" or "quantized". Quantized tensors have
-            half the size of 16-bit ones and carry their rounding into the gradients; with sharp
-            scores these are nearer to the exact ones.
+        saved: torch only: what the backward reads: "quantized", what the forward read, in half the
+            memory; or "inputs", q, k and v as given, whose weights are not the forward's: so a
+            GPT-2 stopped learning once its attention was sharp (docs/lab/fp8-training.md).
         options: as those of attention(), except scales, means and caches.
 
     Returns:
