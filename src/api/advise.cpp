@@ -142,7 +142,7 @@ Status advise(const fa3_forward_params& params, fa3_advice* advice) {
   advice->seconds = seconds;
   advice->seconds_fp8 = work.flops / rate_at(rates->fp8, keys) +
                         inputs * (size_of_item(params.q) + 1) / (1e12 * rates->quantizer);
-  const bool pays = advice->seconds_fp8 < advice->seconds;
+  const bool pays = advice->seconds_fp8 < kMostOfWide * advice->seconds;
   if (pays) advice->precision = FA3_FLOAT8_E4M3;
   const double share = std::round(100 * advice->seconds_fp8 / advice->seconds);
   return say(concat("FP8 with its quantizer is expected to take ", static_cast<int64_t>(share),
