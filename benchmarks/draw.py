@@ -36,6 +36,10 @@ RECORDED = {  # by folder of the machine
                  "forward-h200-2026-11-27.jsonl", figures.bars, tables.ratios),
         Recorded("Backward beside the official FlashAttention-3 and FlashAttention-4 (Figure 6)",
                  "backward-h200-2026-11-27.jsonl", figures.bars, tables.ratios),
+        Recorded("Heads of 192 columns, values of 128, beside both: forward",
+                 "wide-forward-rivals-h200-2026-11-30.jsonl", None, tables.cells),
+        Recorded("Heads of 192 columns, values of 128, beside both: backward",
+                 "wide-backward-rivals-h200-2026-11-30.jsonl", None, tables.cells),
     ]
 }  # fmt: skip
 
