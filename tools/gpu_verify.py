@@ -8,17 +8,18 @@
 Everything runs from prebuilt binaries in build/ (fa3_engine_tests, fa3_gpu_check*, fa3, libfa3.so),
 so the machine needs no compiler, no GoogleTest and no network; torch serves the checks through the
 C ABI. Pieces run side by side, as many commands at once as there are processors: most of the time
-goes into the oracle, on the host. A piece that passed for these very sources is not run again: an
-interrupted run can be resumed, and a change of the forward leaves what was seen of the backward.
-Nor is a check of kernels whose machine code is what it was when it passed (kernel_code.py; build/
-needs the file that --code writes): the record says how many commands were carried over.
-The record, docs/lab/results/verification-h200.json, is committed. A run that gets SIGTERM first
-says which commands had not ended, one of which may hang, and keeps what passed of each piece: the
-next run goes on from there.
+goes into the oracle, on the host. They take the machine's GPUs in turn. A piece that passed for
+these very sources is not run again: an interrupted run can be resumed, and a change of the forward
+leaves what was seen of the backward. Nor is a check of kernels whose machine code is what it was
+when it passed (kernel_code.py; build/ needs the file that --code writes): the record says how many
+commands were carried over. The record, docs/lab/results/verification-h200.json, is committed. A run
+that gets SIGTERM first says which commands had not ended, one of which may hang, and keeps what
+passed of each piece: the next run goes on from there.
 """
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import re
@@ -27,7 +28,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def counts(output: str) -> tuple[int, int]:
     return 0, 0
 
 
+gpus_in_turn: Iterator[str] = iter(())  # a command takes the next
 running_commands: dict[str, float] = {}  # and when each began
 passed_commands: dict[str, set[str]] = {}  # of pieces not yet ended, as checked() has them
 keep_what_passed: list[Callable[[], None]] = []  # what a run that is ended early does last
@@ -97,6 +99,8 @@ def run_command(command: list, build: Path) -> tuple[str, int, float]:
         "PYTHONPATH": str(build / "python"),
         "HF_HUB_OFFLINE": "1",
     }
+    for number in itertools.islice(gpus_in_turn, 1):
+        environment["CUDA_VISIBLE_DEVICES"] = number
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=COMMAND_SECONDS, env=environment
@@ -210,11 +214,18 @@ def run_piece(
     }
 
 
-def gpu() -> dict:
+def gpus() -> list[dict]:
     query = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
-    line = subprocess.check_output(query, text=True).splitlines()[0]
-    name, driver, capability = (part.strip() for part in line.split(","))
-    return {"gpu": name, "driver": driver, "compute_capability": capability}
+    lines = subprocess.check_output(query, text=True).splitlines()
+    names = "gpu", "driver", "compute_capability"
+    return [dict(zip(names, map(str.strip, line.split(",")), strict=True)) for line in lines]
+
+
+def take_in_turn(numbers: Iterable[int]) -> None:
+    """By the next commands; those of CUDA_VISIBLE_DEVICES, if it names some."""
+    global gpus_in_turn
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus_in_turn = itertools.cycle(named.split(",") if named else map(str, numbers))
 
 
 def load_record(path: Path) -> dict:
@@ -266,8 +277,10 @@ def verify(build: Path, path: Path, only: Sequence[str] = ("",), gpu_oracle: boo
         if piece["passed"] and piece["source_hash"] == digests.get(piece["name"])
     }
     record = {"pieces": kept}
+    of_machine = gpus()
+    take_in_turn(range(len(of_machine)))
     seen_here = {
-        **gpu(),
+        **of_machine[0],
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": os.environ.get("FA3_COMMIT", ""),
     }

@@ -31,8 +31,8 @@ inline constexpr AttentionRates kAttentionRates[] = {
 // Shorter calls do not fill the GPU, or wait for memory: these rates do not say how long they take.
 inline constexpr double kLeastSeconds = 1e-4;
 
-// FP8 pays from here on, of the time in 16 bits: in calls of 100,000 tokens and more, which meet the
-// power limit, it was up to 10% slower against 16 bits than these rates say.
+// FP8 pays from here on, of the time in 16 bits: in calls of 100,000 tokens and more, which meet
+// the power limit, it was up to 10% slower against 16 bits than these rates say.
 inline constexpr double kMostOfWide = 0.93;
 
 // Relative errors of O on normal numbers: CPU engine, 1k and 4k tokens, head dims 64 to 256.

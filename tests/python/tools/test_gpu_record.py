@@ -69,6 +69,18 @@ def test_a_stale_python_package_is_not_tested(tmp_path, monkeypatch):
     assert run_piece(gpu_pieces.PYTHON_PIECE, [command], tmp_path / "build")["passed"]
 
 
+@pytest.mark.parametrize(("named", "expected"), [(None, "0101"), ("3,5", "3535")])
+def test_commands_take_gpus_in_turn(named, expected, tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr(gpu_verify, "gpus_in_turn", None)
+    gpu_verify.take_in_turn(range(2))
+    tell = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
+    told = [gpu_verify.run_command(tell, tmp_path)[0].strip() for _ in expected]
+    assert "".join(told) == expected
+
+
 def test_what_failed_is_said_in_the_words_of_the_test():
     lines = ["a.cpp:7: Failure", "Expected: 1", "  Actual: 2", *(["more"] * 40)]
     assert "  Actual: 2" in gpu_verify.end_of(["tests"], "\n".join(lines))
@@ -312,7 +324,7 @@ gpu_verify.KernelCode.load = lambda build: gpu_verify.KernelCode({{"check": rows
 commands = [[str(program), "--rows", str(row), str(row + 1)] for row in range(2)]
 gpu_verify.pieces = lambda build, gpu_oracle: {{"kernels": commands, "another": []}}
 gpu_verify.hashes = lambda names: dict.fromkeys(names, "of these sources")
-gpu_verify.gpu = lambda: {{}}
+gpu_verify.gpus = lambda: [{{}}]
 signal.signal(signal.SIGTERM, gpu_verify.say_what_runs)
 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
 gpu_verify.verify(program.parent, record, only=["kernels"])
