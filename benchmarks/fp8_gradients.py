@@ -21,8 +21,8 @@ import fa3
 
 ATTENTIONS = {
     "bf16": fa3.attention,
-    "FP8, inputs": fa3.attention_fp8,
-    "FP8, quantized": partial(fa3.attention_fp8, saved="quantized"),
+    "FP8, inputs": partial(fa3.attention_fp8, saved="inputs"),
+    "FP8, quantized": fa3.attention_fp8,
 }
 SHAPES = tuple(product((1024, 4096, 16384), (64, 128, 256), (False, True)))
 

@@ -123,10 +123,10 @@ def numbers_of_backward(call, dtype, options):
         k_mean = turned_back(call.k_mean, turn)
         return call.q, minus(call.k, k_mean, cu_k), minus(call.v, call.v_mean, cu_k)
     k_mean, v_mean = (None, None) if call.joins_means else (call.k_mean, call.v_mean)
-    q = dequantized(call.q8, call.q_descale, None, cu_q)
-    k = dequantized(call.k8, call.k_descale, k_mean, cu_k)
-    v = dequantized(call.v8, call.v_descale, v_mean, cu_k)
-    return turned_back(q, turn).to(dtype), turned_back(k, turn).to(dtype), v.to(dtype)
+    q = dequantized(call.q8, call.q_descale, None, cu_q, turn, dtype)
+    k = dequantized(call.k8, call.k_descale, k_mean, cu_k, turn, dtype)
+    v = dequantized(call.v8, call.v_descale, v_mean, cu_k, None, dtype)
+    return q, k, v
 
 
 def rotation(call):
@@ -141,16 +141,20 @@ def rotation(call):
 
 
 def turned_back(x, turn):
-    return x if turn is None else x @ turn.T
+    return x if turn is None else x @ turn.T.to(x.dtype)
 
 
 def minus(x, mean, cu_seqlens):
     return (x - of_rows(mean, cu_seqlens, x)).to(x.dtype)
 
 
-def dequantized(x, descale, mean, cu_seqlens):
-    found = x.float() * scales_of_rows(descale, cu_seqlens, x)
-    return found if mean is None else found + of_rows(mean, cu_seqlens, x)
+def dequantized(x, descale, mean, cu_seqlens, turn, dtype):
+    """Numbers in dtype, turned back before they are scaled: e4m3's are exact in 16 bits, so that
+    tensor cores multiply them, and what is rounded has any mantissa."""
+    found = turned_back(x.to(dtype), turn) * scales_of_rows(descale, cu_seqlens, x)
+    if mean is not None:
+        found = found + of_rows(turned_back(mean, turn), cu_seqlens, x)
+    return found.to(dtype)
 
 
 def with_mean(out, lse, v_mean, cu_seqlens_q):
