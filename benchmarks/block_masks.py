@@ -175,11 +175,14 @@ def contenders(case, seqlen, heads, dim, which, with_own=False):
     found = [Call("dense", call_of(dense)), Call("fa3", call_of({"block_mask": mine}))]
     if with_own:
         found.append(own_lists(mine, call_of))
-    rivals = [flex_contender(tensors, theirs, which)]
+    rivals, refused = [flex_contender(tensors, theirs, which)], {}
     if which == "fwd" and find_spec("flashinfer"):
-        rivals.append(flashinfer_contender(tensors, mine))
+        try:
+            rivals.append(flashinfer_contender(tensors, mine))
+        except Exception as error:  # whatever it raises where it has no kernel
+            refused["FlashInfer"] = str(error).splitlines()[0]
     agreeing, why = sort_out(rivals, found[1])
-    found += agreeing
+    found, why = found + agreeing, why | refused
     drawn = ["".join(DRAWN.get(x, "+") for x in line) for line in mine.blocks[0, 0].tolist()]
     return found, seen, why, drawn
 
