@@ -47,7 +47,8 @@ RECORDED = {  # by folder of the machine
 PICTURES = [  # of pages that no report is: rows, what draws them, the picture; below docs/lab
     ("results/context-parallel-timeline-h100-2026-11-25.jsonl", figures.timeline,
      "figures/context-parallel-timeline.svg"),
-    ("results/mask-kinds-h200-2026-11-26.jsonl", figures.mask_kinds, "figures/mask-kinds.svg"),
+    ("results/block-masks-rivals-h200-2026-11-30.jsonl", figures.mask_kinds,
+     "figures/mask-kinds.svg"),
     ("results/convergence-h200-2026-11-29.jsonl", figures.convergence, "figures/convergence.svg"),
     ("results/fp8-training-long-h200-2026-11-29.jsonl", figures.convergence,
      "figures/fp8-training-long.svg"),

@@ -243,8 +243,8 @@ OF_PASSES = {"fwd": "forward", "bwd": "backward"}
 
 
 def mask_kinds(rows: list[dict]):
-    """A column for each kind: its blocks, and both passes' speed beside the rivals', at the largest
-    head dim."""
+    """A column for each kind whose blocks are known: these, and both passes' speed beside the
+    rivals', at the largest head dim."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
@@ -252,7 +252,9 @@ def mask_kinds(rows: list[dict]):
     looks = plot.look(x for x in ("fa3", "FlexAttention", "FlashInfer") if x in there)
     step = 0.8 / len(looks)
     widest = max(row["head_dim"] for row in rows)
-    kinds = plot.grouped([row for row in rows if row["head_dim"] == widest], "case")
+    known = {row["case"] for row in rows if "map" in row}
+    shown = [row for row in rows if row["head_dim"] == widest and row["case"] in known]
+    kinds = plot.grouped(shown, "case")
     figure = Figure(figsize=(2.1 * len(kinds) + 0.5, 4.2), layout="constrained")
     panels = figure.subplots(2, len(kinds), squeeze=False, height_ratios=(1.3, 1), sharey="row")
     colours = ListedColormap([colour or "none" for colour in OF_BLOCKS.values()])
