@@ -2,7 +2,6 @@
 #include "api/describe/describe.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 
@@ -281,54 +280,6 @@ Status check_countable(const Problem& problem) {
   return {};
 }
 
-// What a call reads and what it writes.
-auto inputs_of(const fa3_forward_params& p) {
-  return std::to_array<Named>({{"q", p.q},
-                               {"k", p.k},
-                               {"v", p.v},
-                               {"sink", p.sink},
-                               {"cu_seqlens_q", p.options.cu_seqlens_q},
-                               {"cu_seqlens_k", p.options.cu_seqlens_k},
-                               {"seqused_q", p.options.seqused_q},
-                               {"seqused_k", p.options.seqused_k},
-                               {"block_mask", p.options.block_mask},
-                               {"block_mask_bits", p.options.block_mask_bits},
-                               {"page_table", p.page_table},
-                               {"batch_index", p.batch_index},
-                               {"left_padding", p.left_padding},
-                               {"q_descale", p.q_descale},
-                               {"k_descale", p.k_descale},
-                               {"v_descale", p.v_descale},
-                               {"k_mean", p.k_mean},
-                               {"v_mean", p.v_mean},
-                               {"gate", p.gate}});
-}
-auto outputs_of(const fa3_forward_params& p) {
-  return std::to_array<Named>({{"o", p.o}, {"lse", p.lse}, {"max_logit", p.max_logit}});
-}
-
-auto inputs_of(const fa3_backward_params& p) {
-  return std::to_array<Named>({{"q", p.q},
-                               {"k", p.k},
-                               {"v", p.v},
-                               {"sink", p.sink},
-                               {"cu_seqlens_q", p.options.cu_seqlens_q},
-                               {"cu_seqlens_k", p.options.cu_seqlens_k},
-                               {"seqused_q", p.options.seqused_q},
-                               {"seqused_k", p.options.seqused_k},
-                               {"block_mask", p.options.block_mask},
-                               {"block_mask_bits", p.options.block_mask_bits},
-                               {"o", p.o},
-                               {"lse", p.lse},
-                               {"d_o", p.d_o},
-                               {"d_lse", p.d_lse},
-                               {"gate", p.gate}});
-}
-auto outputs_of(const fa3_backward_params& p) {
-  return std::to_array<Named>(
-      {{"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}, {"dsink", p.dsink}, {"d_gate", p.d_gate}});
-}
-
 // What the numbers of q, k and v stand for.
 Status describe_quantizations(const fa3_forward_params& p, Purpose purpose, Problem* problem) {
   const Problem& is = *problem;
@@ -379,7 +330,7 @@ Status describe(const fa3_forward_params& params, Purpose purpose, Problem* prob
   FA3_TRY(describe_partial(params, purpose, problem));
   FA3_TRY(describe_max_logit({"max_logit", params.max_logit}, params.q, purpose, problem));
   if (purpose == Purpose::query) return {};
-  return check_outputs(outputs_of(params), inputs_of(params));
+  return check_outputs(tensors_of(params));
 }
 
 Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProblem* problem) {
@@ -429,7 +380,7 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
     problem->has_d_lse = true;
     problem->d_lse = row_scalars(params.d_lse);
   }
-  if (purpose == Purpose::call) FA3_TRY(check_outputs(outputs_of(params), inputs_of(params)));
+  if (purpose == Purpose::call) FA3_TRY(check_outputs(tensors_of(params)));
   problem->d_o = operand(params.d_o);
   problem->dq = operand(params.dq);
   problem->dk = operand(params.dk);
@@ -441,15 +392,11 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
 }
 
 Status check_workspace(const fa3_forward_params& p, const Memory& workspace) {
-  FA3_TRY(check_apart(workspace, inputs_of(p)));
-  FA3_TRY(check_apart(workspace, std::to_array<Named>({{"o_partial", p.o_partial},
-                                                       {"lse_partial", p.lse_partial}})));
-  return check_apart(workspace, outputs_of(p));
+  return check_apart(workspace, tensors_of(p));
 }
 
 Status check_workspace(const fa3_backward_params& p, const Memory& workspace) {
-  FA3_TRY(check_apart(workspace, inputs_of(p)));
-  return check_apart(workspace, outputs_of(p));
+  return check_apart(workspace, tensors_of(p));
 }
 
 }  // namespace fa3::api

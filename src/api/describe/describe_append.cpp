@@ -16,43 +16,6 @@ namespace {
 
 constexpr Purpose kCall = Purpose::call;
 
-Status check_rotary_table(Named table, const fa3_tensor& k, int64_t head_dim) {
-  FA3_TRY(check_form(table, 2, "(positions, rotary_dim / 2)"));
-  FA3_TRY(check_last_stride(table));
-  FA3_TRY(check_dtype(table, {DType::float32, static_cast<DType>(k.dtype)}));
-  FA3_TRY(check_same_device(table, {"k", k}));
-  FA3_TRY(check_data(table));
-  const int64_t pairs = table.tensor.shape[1];
-  if (pairs >= 1 && 2 * pairs <= head_dim) return {};
-  return invalid(table.name, ": expected between 1 and ", head_dim / 2,
-                 " pairs of the head dim's columns, got ", pairs);
-}
-
-Status describe_rotary(const fa3_append_params& p, AppendProblem* problem) {
-  const Named cos{"rotary_cos", p.rotary_cos}, sin{"rotary_sin", p.rotary_sin};
-  if (present(cos.tensor) != present(sin.tensor)) {
-    return invalid("rotary_cos, rotary_sin: expected both or neither");
-  }
-  if (p.rotary_interleaved != 0 && p.rotary_interleaved != 1) {
-    return invalid("rotary_interleaved: expected 0 or 1, got ", p.rotary_interleaved);
-  }
-  if (!present(cos.tensor)) return {};
-  for (const Named& table : {cos, sin}) {
-    FA3_TRY(check_rotary_table(table, p.k, problem->head_dim));
-  }
-  FA3_TRY(check_same_dtype(sin, cos));
-  for (int dim : {0, 1}) FA3_TRY(check_extent(sin, dim, cos.tensor.shape[dim], "rotary_cos has"));
-  problem->rotary = {.cos = cos.tensor.data,
-                     .sin = sin.tensor.data,
-                     .dtype = static_cast<DType>(cos.tensor.dtype),
-                     .cos_stride = stride_of(cos.tensor, 0),
-                     .sin_stride = stride_of(sin.tensor, 0),
-                     .pairs = cos.tensor.shape[1],
-                     .positions = cos.tensor.shape[0],
-                     .interleaved = p.rotary_interleaved != 0};
-  return {};
-}
-
 // Rows that come later find the scales as they are: none for blocks of rows. Those that come as
 // e4m3 have been divided by them.
 Status describe_divisor(Named cache, Named descale, const AppendProblem& problem,
@@ -82,9 +45,7 @@ Status describe_divisor(Named cache, Named descale, const AppendProblem& problem
 // Queries are there to be rotated, and only for that.
 Status describe_queries(const fa3_append_params& p, AppendProblem* problem) {
   const Named q{"q", p.q}, rotated{"q_rotated", p.q_rotated};
-  if (p.queries_share_position != 0 && p.queries_share_position != 1) {
-    return invalid("queries_share_position: expected 0 or 1, got ", p.queries_share_position);
-  }
+  FA3_TRY(check_flag("queries_share_position", p.queries_share_position));
   if (present(p.q) != present(p.q_rotated)) {
     return invalid("q, q_rotated: expected both or neither");
   }
@@ -198,7 +159,9 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
         check_length_array({"first_position", p.first_position}, problem->batch, p.k_cache, kCall));
     problem->first_position = static_cast<const int32_t*>(p.first_position.data);
   }
-  FA3_TRY(describe_rotary(p, problem));
+  FA3_TRY(describe_rotary(
+      {{"rotary_cos", p.rotary_cos}, {"rotary_sin", p.rotary_sin}, p.rotary_interleaved}, k,
+      problem->head_dim, &problem->rotary));
   FA3_TRY(describe_queries(p, problem));
   FA3_TRY(check_positions(*problem));
   if (p.k_cache.device_type == FA3_CPU) {
@@ -207,21 +170,8 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
       return Rows{problem->seqused[b], problem->lengths_new.rows_of(b).used, 0};
     }));
   }
-  const Named inputs[] = {k,
-                          v,
-                          {"seqused", p.seqused},
-                          {"first_position", p.first_position},
-                          {"cu_seqlens_new", p.cu_seqlens_new},
-                          {"cu_seqlens_q", p.cu_seqlens_q},
-                          {"page_table", p.page_table},
-                          {"batch_index", p.batch_index},
-                          {"rotary_cos", p.rotary_cos},
-                          {"rotary_sin", p.rotary_sin},
-                          {"k_descale", p.k_descale},
-                          {"v_descale", p.v_descale}};
+  FA3_TRY(check_outputs(tensors_of(p)));
   const Named q{"q", p.q}, rotated{"q_rotated", p.q_rotated};
-  const Named outputs[] = {k_cache, v_cache, rotated};
-  FA3_TRY(check_outputs(outputs, inputs));
   const bool in_place = problem->rotates_queries && p.q.data == p.q_rotated.data &&
                         std::equal(p.q.stride, p.q.stride + p.q.rank, p.q_rotated.stride);
   for (const Named& output : {k_cache, v_cache}) FA3_TRY(check_no_overlap(output, q));

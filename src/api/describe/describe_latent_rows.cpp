@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls that write rows of a latent cache, or read them.
-#include <algorithm>
-#include <array>
 
 #include "api/describe/describe_latent_cache.h"
 #include "api/describe/describe_lengths.h"
@@ -14,47 +12,21 @@
 namespace fa3::api {
 namespace {
 
-// The two tables, and which row each new token takes.
-Status describe_rotary(const fa3_mla_append_params& p, MlaAppendProblem* problem) {
-  const Named cos{"rotary_cos", p.rotary_cos}, sin{"rotary_sin", p.rotary_sin};
-  if (present(cos.tensor) != present(sin.tensor)) {
-    return invalid("rotary_cos, rotary_sin: expected both or neither");
-  }
-  FA3_TRY(check_flag("rotary_interleaved", p.rotary_interleaved));
-  if (!present(cos.tensor)) {
+// Which row of the tables each new token takes.
+Status describe_positions(const fa3_mla_append_params& p, MlaAppendProblem* problem) {
+  if (problem->rotary.pairs == 0) {
     FA3_TRY(check_none({"positions", p.positions}, "without rotary_cos"));
     return check_none({"q_pe", p.q_pe}, "without rotary_cos");
   }
-  for (const Named& table : {cos, sin}) {
-    FA3_TRY(check_form(table, 2, "(positions, pairs)"));
-    FA3_TRY(check_last_stride(table));
-    FA3_TRY(check_dtype(table, {DType::float32, problem->dtype}));
-    FA3_TRY(check_same_device(table, {"cache", p.cache.rows}));
-    FA3_TRY(check_data(table));
-  }
-  FA3_TRY(check_same_dtype(sin, cos));
-  for (int dim : {0, 1}) FA3_TRY(check_extent(sin, dim, cos.tensor.shape[dim], "rotary_cos has"));
-  const int64_t pairs = cos.tensor.shape[1], positions = cos.tensor.shape[0];
-  if (pairs < 1 || pairs > kRopeDim / 2) {
-    return invalid("rotary_cos: expected between 1 and ", kRopeDim / 2, " pairs of channels, got ",
-                   pairs);
-  }
   FA3_TRY(check_numbers({"positions", p.positions}, problem->rows, p.cache.rows, Purpose::call));
   problem->positions = static_cast<const int32_t*>(p.positions.data);
+  const int64_t positions = problem->rotary.positions;
   for (int64_t i = 0; readable(p.positions) && i < problem->rows; ++i) {
     if (problem->positions[i] < 0 || problem->positions[i] >= positions) {
       return invalid("positions: expected a row of rotary_cos in [0, ", positions, "), got ",
                      problem->positions[i], " at entry ", i);
     }
   }
-  problem->rotary = {.cos = cos.tensor.data,
-                     .sin = sin.tensor.data,
-                     .dtype = static_cast<DType>(cos.tensor.dtype),
-                     .cos_stride = stride_of(cos.tensor, 0),
-                     .sin_stride = stride_of(sin.tensor, 0),
-                     .pairs = pairs,
-                     .positions = positions,
-                     .interleaved = p.rotary_interleaved != 0};
   return {};
 }
 
@@ -127,21 +99,18 @@ Status describe(const fa3_mla_append_params& p, MlaAppendProblem* problem) {
   }
   FA3_TRY(check_numbers({"slots", p.slots}, problem->rows, p.cache.rows, kCall));
   problem->slots = static_cast<const int32_t*>(p.slots.data);
-  FA3_TRY(describe_rotary(p, problem));
+  FA3_TRY(describe_rotary(
+      {{"rotary_cos", p.rotary_cos}, {"rotary_sin", p.rotary_sin}, p.rotary_interleaved},
+      {"c_kv", p.c_kv}, kRopeDim, &problem->rotary));
+  FA3_TRY(describe_positions(p, problem));
   FA3_TRY(describe_rotated_queries(p, problem));
   FA3_TRY(check_scaling(p.scaling, format));
   problem->scaling = static_cast<fa3_mla_scaling>(p.scaling);
-  const Named inputs[] = {{"c_kv", p.c_kv},
-                          {"k_pe", p.k_pe},
-                          {"slots", p.slots},
-                          {"rotary_cos", p.rotary_cos},
-                          {"rotary_sin", p.rotary_sin},
-                          {"positions", p.positions},
-                          {"descale", p.cache.descale}};
+  FA3_TRY(check_outputs(tensors_of(p)));
   const Named rotated{"q_pe_rotated", p.q_pe_rotated}, q{"q_pe", p.q_pe};
-  const Named outputs[] = {{"cache", p.cache.rows}, {"rope", p.cache.rope}, rotated};
-  FA3_TRY(check_outputs(outputs, inputs));
-  for (const Named& output : {outputs[0], outputs[1]}) FA3_TRY(check_no_overlap(output, q));
+  for (const Named& output : {Named{"cache", p.cache.rows}, Named{"rope", p.cache.rope}}) {
+    FA3_TRY(check_no_overlap(output, q));
+  }
   if (!is_same_view(p.q_pe, p.q_pe_rotated)) FA3_TRY(check_no_overlap(rotated, q));
   problem->device = static_cast<fa3_device_type>(p.cache.rows.device_type);
   problem->device_index = p.cache.rows.device_index;
@@ -168,11 +137,7 @@ Status describe(const fa3_mla_gather_params& p, MlaGatherProblem* problem) {
   problem->slots = static_cast<const int32_t*>(p.slots.data);
   problem->o = {
       .data = p.o.data, .dtype = static_cast<DType>(p.o.dtype), .row_stride = stride_of(p.o, 0)};
-  const Named inputs[] = {{"cache", p.cache.rows},
-                          {"rope", p.cache.rope},
-                          {"descale", p.cache.descale},
-                          {"slots", p.slots}};
-  FA3_TRY(check_outputs(std::to_array<Named>({o}), inputs));
+  FA3_TRY(check_outputs(tensors_of(p)));
   problem->device = static_cast<fa3_device_type>(p.cache.rows.device_type);
   problem->device_index = p.cache.rows.device_index;
   return resolve_threads(p.num_threads, problem->device, &problem->num_threads);

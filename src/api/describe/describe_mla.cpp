@@ -2,7 +2,6 @@
 #include "api/describe/describe_mla.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "api/describe/describe_cache.h"
@@ -164,28 +163,6 @@ Status describe_results(const fa3_mla_forward_params& p, Purpose purpose, MlaPro
   return {};
 }
 
-auto inputs_of(const fa3_mla_forward_params& p) {
-  return std::to_array<Named>({{"q", p.q},
-                               {"q_rope", p.q_rope},
-                               {"cache", p.cache.rows},
-                               {"rope", p.cache.rope},
-                               {"descale", p.cache.descale},
-                               {"page_table", p.page_table},
-                               {"seqused_k", p.seqused_k},
-                               {"cu_seqlens_q", p.cu_seqlens_q},
-                               {"indices", p.indices},
-                               {"index_count", p.index_count},
-                               {"extra_cache", p.extra_cache.rows},
-                               {"extra_rope", p.extra_cache.rope},
-                               {"extra_descale", p.extra_cache.descale},
-                               {"extra_indices", p.extra_indices},
-                               {"extra_index_count", p.extra_index_count},
-                               {"sink", p.sink}});
-}
-auto outputs_of(const fa3_mla_forward_params& p) {
-  return std::to_array<Named>({{"o", p.o}, {"lse", p.lse}, {"max", p.max}});
-}
-
 Status check_options(const fa3_mla_forward_params& p) {
   if (p.scale != FA3_SCALE_AUTO && !(p.scale > 0 && std::isfinite(p.scale))) {
     return invalid("scale: expected a finite number > 0 or FA3_SCALE_AUTO, got ", p.scale);
@@ -259,12 +236,11 @@ Status describe(const fa3_mla_forward_params& p, Purpose purpose, MlaProblem* pr
   FA3_TRY(resolve_engine(p.engine, &problem->engine));
   problem->device = static_cast<fa3_device_type>(p.q.device_type);
   problem->device_index = p.q.device_index;
-  return purpose == Purpose::call ? check_outputs(outputs_of(p), inputs_of(p)) : Status{};
+  return purpose == Purpose::call ? check_outputs(tensors_of(p)) : Status{};
 }
 
 Status check_workspace(const fa3_mla_forward_params& p, const Memory& workspace) {
-  FA3_TRY(check_apart(workspace, inputs_of(p)));
-  return check_apart(workspace, outputs_of(p));
+  return check_apart(workspace, tensors_of(p));
 }
 
 }  // namespace fa3::api

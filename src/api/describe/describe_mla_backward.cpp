@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
-
 #include "api/describe/describe_mla.h"
 #include "api/describe/rules/operand_rules.h"
 #include "api/describe/rules/overlap.h"
@@ -26,21 +24,6 @@ fa3_mla_forward_params forward_of(const fa3_mla_backward_params& p) {
   forward.num_threads = p.num_threads;
   forward.engine = p.engine;
   return forward;
-}
-
-auto inputs_of(const fa3_mla_backward_params& p) {
-  return std::to_array<Named>({{"q", p.q},
-                               {"cache", p.cache},
-                               {"indices", p.indices},
-                               {"index_count", p.index_count},
-                               {"sink", p.sink},
-                               {"o", p.o},
-                               {"lse", p.lse},
-                               {"d_o", p.d_o},
-                               {"d_lse", p.d_lse}});
-}
-auto outputs_of(const fa3_mla_backward_params& p) {
-  return std::to_array<Named>({{"dq", p.dq}, {"d_cache", p.d_cache}, {"dsink", p.dsink}});
 }
 
 Status describe_output_gradient(const fa3_mla_backward_params& p, Purpose purpose,
@@ -99,12 +82,11 @@ Status describe(const fa3_mla_backward_params& p, Purpose purpose, MlaBackwardPr
     FA3_TRY(check_head_vector({"dsink", p.dsink}, p.q, purpose));
     problem->dsink = static_cast<float*>(p.dsink.data);
   }
-  return purpose == Purpose::call ? check_outputs(outputs_of(p), inputs_of(p)) : Status{};
+  return purpose == Purpose::call ? check_outputs(tensors_of(p)) : Status{};
 }
 
 Status check_workspace(const fa3_mla_backward_params& p, const Memory& workspace) {
-  FA3_TRY(check_apart(workspace, inputs_of(p)));
-  return check_apart(workspace, outputs_of(p));
+  return check_apart(workspace, tensors_of(p));
 }
 
 }  // namespace fa3::api

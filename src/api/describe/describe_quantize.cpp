@@ -2,7 +2,6 @@
 #include "api/describe/describe_quantize.h"
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "api/describe/describe_lengths.h"
@@ -69,18 +68,6 @@ fa3_tensor written_y(const fa3_quantize_params& p) {
   return y;
 }
 
-auto inputs_of(const fa3_quantize_params& p) {
-  return std::to_array<Named>({{"x", p.x},
-                               {"rotary_cos", p.rotary_cos},
-                               {"rotary_sin", p.rotary_sin},
-                               {"cu_seqlens", p.cu_seqlens},
-                               {"seqused", p.seqused}});
-}
-// `y`: written_y().
-auto outputs_of(const fa3_quantize_params& p, const fa3_tensor& y) {
-  return std::to_array<Named>({{"y", y}, {"descale", p.descale}, {"mean", p.mean}});
-}
-
 }  // namespace
 
 Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* problem) {
@@ -124,7 +111,7 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
   FA3_TRY(resolve_engine(p.engine, &problem->engine));
   if (purpose == Purpose::call) {
     const fa3_tensor written = written_y(p);
-    FA3_TRY(check_outputs(outputs_of(p, written), inputs_of(p)));
+    FA3_TRY(check_outputs(tensors_of(p, written)));
   }
 
   problem->x = operand(p.x);
@@ -141,22 +128,20 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
 }
 
 Status check_outputs_together(std::span<const fa3_quantize_params> params) {
-  std::vector<fa3_tensor> written;  // Named refers to tensors
+  std::vector<fa3_tensor> written;  // CallTensor refers to tensors
   written.reserve(params.size());
-  std::vector<Named> inputs, outputs;
+  std::vector<CallTensor> tensors;
   for (const fa3_quantize_params& p : params) {
-    for (const Named& input : inputs_of(p)) inputs.push_back(input);
-    for (const Named& output : outputs_of(p, written.emplace_back(written_y(p)))) {
-      outputs.push_back(output);
+    for (const CallTensor& tensor : tensors_of(p, written.emplace_back(written_y(p)))) {
+      tensors.push_back(tensor);
     }
   }
-  return check_outputs(outputs, inputs);
+  return check_outputs(tensors);
 }
 
 Status check_workspace(const fa3_quantize_params& p, const Memory& workspace) {
   const fa3_tensor written = written_y(p);
-  FA3_TRY(check_apart(workspace, inputs_of(p)));
-  return check_apart(workspace, outputs_of(p, written));
+  return check_apart(workspace, tensors_of(p, written));
 }
 
 Status check_workspace(std::span<const fa3_quantize_params> params, const Memory& workspace) {

@@ -131,6 +131,38 @@ Status check_flag(const char* name, int32_t flag) {
   return invalid(name, ": expected 0 or 1, got ", flag);
 }
 
+Status describe_rotary(const RotaryArguments& of, Named rows, int64_t dim, RotaryTables* rotary) {
+  const auto& [cos, sin, interleaved] = of;
+  if (present(cos.tensor) != present(sin.tensor)) {
+    return invalid("rotary_cos, rotary_sin: expected both or neither");
+  }
+  FA3_TRY(check_flag("rotary_interleaved", interleaved));
+  if (!present(cos.tensor)) return {};
+  for (const Named& table : {cos, sin}) {
+    FA3_TRY(check_form(table, 2, "(positions, pairs)"));
+    FA3_TRY(check_last_stride(table));
+    FA3_TRY(check_dtype(table, {DType::float32, static_cast<DType>(rows.tensor.dtype)}));
+    FA3_TRY(check_same_device(table, rows));
+    FA3_TRY(check_data(table));
+  }
+  FA3_TRY(check_same_dtype(sin, cos));
+  for (int i : {0, 1}) FA3_TRY(check_extent(sin, i, cos.tensor.shape[i], "rotary_cos has"));
+  const int64_t pairs = cos.tensor.shape[1];
+  if (pairs < 1 || 2 * pairs > dim) {
+    return invalid(cos.name, ": expected between 1 and ", dim / 2, " pairs of the ", dim,
+                   " columns, got ", pairs);
+  }
+  *rotary = {.cos = cos.tensor.data,
+             .sin = sin.tensor.data,
+             .dtype = static_cast<DType>(cos.tensor.dtype),
+             .cos_stride = stride_of(cos.tensor, 0),
+             .sin_stride = stride_of(sin.tensor, 0),
+             .pairs = pairs,
+             .positions = cos.tensor.shape[0],
+             .interleaved = interleaved != 0};
+  return {};
+}
+
 Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads) {
   if (asked < 0 || asked > kMaxThreads) {
     return invalid("num_threads: expected 0 (all cores) to ", kMaxThreads, ", got ", asked);
@@ -147,22 +179,24 @@ Status resolve_engine(int32_t asked, fa3_engine_id* engine) {
   return {};
 }
 
-Status check_outputs(std::span<const Named> outputs, std::span<const Named> inputs) {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    FA3_TRY(check_distinct_elements(outputs[i]));
-    FA3_TRY(check_no_overlap(outputs[i], inputs));
-    FA3_TRY(check_no_overlap(outputs[i], outputs.first(i)));
+Status check_outputs(std::span<const CallTensor> tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].use != kWritten) continue;
+    const Named output{tensors[i].name, tensors[i].tensor};
+    FA3_TRY(check_distinct_elements(output));
+    FA3_TRY(check_no_overlap(output, tensors, kRead));
+    FA3_TRY(check_no_overlap(output, tensors.first(i), kWritten));
   }
   return {};
 }
 
-Status check_apart(const Memory& workspace, std::span<const Named> tensors) {
+Status check_apart(const Memory& workspace, std::span<const CallTensor> tensors) {
   const fa3_tensor bytes{.data = workspace.data,
                          .dtype = FA3_FLOAT8_E4M3,  // of one byte
                          .rank = 1,
                          .shape = {workspace.bytes},
                          .stride = {1}};
-  return check_no_overlap({workspace.name, bytes}, tensors);
+  return check_no_overlap({workspace.name, bytes}, tensors, kRead | kWritten | kReadFirst);
 }
 
 }  // namespace fa3::api

@@ -5,8 +5,10 @@
 
 #include <span>
 
+#include "api/call_tensors.h"
 #include "api/describe/describe.h"
 #include "api/describe/rules/tensor_rules.h"
+#include "core/append.h"
 
 namespace fa3::api {
 
@@ -40,13 +42,22 @@ Status check_head_matrix(Named named, int64_t batch, const fa3_tensor& q, Purpos
 Status check_output_dtype(Named o, Named q);
 Status check_flag(const char* name, int32_t flag);
 
+// The arguments of a rotary embedding: both tables or neither.
+struct RotaryArguments {
+  Named cos, sin;
+  int32_t interleaved;
+};
+
+// rows: new keys, whose type and device tables may have; dim: the columns that may be turned.
+Status describe_rotary(const RotaryArguments& of, Named rows, int64_t dim, RotaryTables* rotary);
+
 // A GPU's engines take none of the host's: cores are counted, by the system, for calls on the CPU.
 Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads);
 Status resolve_engine(int32_t asked, fa3_engine_id* engine);
 
-// Outputs share memory neither with each other nor with an input.
-Status check_outputs(std::span<const Named> outputs, std::span<const Named> inputs);
+// What is written shares memory neither with other outputs nor with what is read.
+Status check_outputs(std::span<const CallTensor> tensors);
 // The workspace is written while tensors are read, so it needs memory of its own too.
-Status check_apart(const Memory& workspace, std::span<const Named> tensors);
+Status check_apart(const Memory& workspace, std::span<const CallTensor> tensors);
 
 }  // namespace fa3::api

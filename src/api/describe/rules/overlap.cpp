@@ -146,10 +146,11 @@ Status check_no_overlap(Named output, Named other) {
 }
 
 // Nearly all of a call's tensors lie apart, which their ends tell.
-Status check_no_overlap(Named output, std::span<const Named> others) {
+Status check_no_overlap(Named output, std::span<const CallTensor> others, unsigned uses) {
   const Range range = range_of(output.tensor);
-  for (const Named& other : others) {
-    if (meet(range, range_of(other.tensor))) FA3_TRY(check_no_overlap(output, other));
+  for (const CallTensor& other : others) {
+    if ((other.use & uses) == 0 || !meet(range, range_of(other.tensor))) continue;
+    FA3_TRY(check_no_overlap(output, {other.name, other.tensor}));
   }
   return {};
 }

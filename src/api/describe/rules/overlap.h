@@ -7,6 +7,7 @@
 
 #include <span>
 
+#include "api/call_tensors.h"
 #include "api/describe/rules/tensor_rules.h"
 
 namespace fa3::api {
@@ -15,7 +16,8 @@ namespace fa3::api {
 Status check_distinct_elements(Named output);
 // ... nor with those of another tensor.
 Status check_no_overlap(Named output, Named other);
-Status check_no_overlap(Named output, std::span<const Named> others);
+// Looks at the others that have one of the `uses`.
+Status check_no_overlap(Named output, std::span<const CallTensor> others, unsigned uses);
 
 // Whether both are one tensor.
 bool is_same_view(const fa3_tensor& a, const fa3_tensor& b);
