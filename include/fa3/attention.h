@@ -327,11 +327,12 @@ inline Status backward(const BackwardArgs& args, const Ring& ring, void* workspa
 /// Which rows of the whole a rank has: see fa3_ring_pieces().
 inline Status pieces_of_rank(const Ring& ring, int world, int rank,
                              std::vector<fa3_ring_piece>* pieces) {
-  pieces->resize(2 * (ring.num_documents > 0 ? size_t(ring.num_documents) : 1));
-  auto count = static_cast<int64_t>(pieces->size());
-  Status status = detail::status_of(fa3_ring_pieces(&ring, world, rank, pieces->data(), &count));
-  pieces->resize(status.ok() ? size_t(count) : 0);
-  return status;
+  int64_t count = 0;  // asked for first, so that nothing is allocated for a ring that is refused
+  pieces->clear();
+  Status status = detail::status_of(fa3_ring_pieces(&ring, world, rank, nullptr, &count));
+  if (!status.ok()) return status;
+  pieces->resize(size_t(count));
+  return detail::status_of(fa3_ring_pieces(&ring, world, rank, pieces->data(), &count));
 }
 
 }  // namespace fa3

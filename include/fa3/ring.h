@@ -72,7 +72,7 @@ typedef struct fa3_ring_piece {
  * @param ring    its seqlen, layout and documents count
  * @param world   how many ranks there are
  * @param rank    which one is asked for
- * @param pieces  gets them, if there is room for all
+ * @param pieces  gets them, if there is room for all; null: only their number is asked for
  * @param count   the room in `pieces`; gets the number of pieces */
 FA3_API fa3_status fa3_ring_pieces(const fa3_ring* ring, int32_t world, int32_t rank,
                                    fa3_ring_piece* pieces, int64_t* count);

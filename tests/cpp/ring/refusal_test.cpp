@@ -172,6 +172,9 @@ TEST_F(RingRefusal, RowsOfARankThatIsNotThere) {
             "world: expected at least one rank, got 0");
   EXPECT_EQ(fa3_ring_pieces(&ring_, 2, 0, nullptr, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(fa3_last_error()), "count: expected a place for a number, got null");
+  ring_.num_documents = INT32_MAX;  // without cu_seqlens: nothing is allocated for them
+  EXPECT_EQ(pieces_of_rank(ring_, 2, 0, &pieces).code(), StatusCode::invalid_argument);
+  EXPECT_TRUE(pieces.empty());
 }
 
 // A message that fails ends the call with NCCL's words, and leaves no group open.
