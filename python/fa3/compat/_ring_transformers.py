@@ -23,34 +23,10 @@ def substitute(group, documents: dict[str, Any]) -> None:
 
 
 def over_ranks(alone: Callable, group, documents: dict[str, Any]) -> Callable:
-    def attention_forward(
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        dropout=0.0,
-        scaling=None,
-        sliding_window=None,
-        softcap=None,
-        is_causal=None,
-        s_aux=None,
-        deterministic=None,
-        **others,
-    ):
+    def attention_forward(module, query, key, value, attention_mask, **named):
         """Transformers' arguments; masks say nothing that documents do not."""
         if not documents:
-            named = {
-                "dropout": dropout,
-                "scaling": scaling,
-                "sliding_window": sliding_window,
-                "softcap": softcap,
-                "is_causal": is_causal,
-                "s_aux": s_aux,
-                "deterministic": deterministic,
-            }
-            given = {name: x for name, x in named.items() if x is not None}
-            return alone(module, query, key, value, attention_mask, **given, **others)
+            return alone(module, query, key, value, attention_mask, **named)
         if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
             raise InvalidArgument(
                 "query, key: expected one packed stream, batch 1, and no cache, got queries "
@@ -59,7 +35,8 @@ def over_ranks(alone: Callable, group, documents: dict[str, Any]) -> Callable:
         if getattr(attention_mask, "is_padded", False):
             raise Unsupported("attention_mask: expected no padding in a stream of documents")
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        causal = module.is_causal if is_causal is None else is_causal
+        given = {name: x for name, x in named.items() if x is not None}
+        window, sink = given.get("sliding_window"), given.get("s_aux")
         out = distributed.attention(
             q,
             k,
@@ -67,14 +44,14 @@ def over_ranks(alone: Callable, group, documents: dict[str, Any]) -> Callable:
             group=documents["group"] or group,
             method="all_gather",
             layout="contiguous",
-            causal=causal,
-            window=None if sliding_window is None else (sliding_window - 1, sliding_window - 1),
-            softcap=softcap or 0.0,
-            scale=scaling,
-            sink=None if s_aux is None else s_aux.float(),
+            causal=given.get("is_causal", getattr(module, "is_causal", True)),
+            window=None if window is None else (window - 1, window - 1),
+            softcap=given.get("softcap", 0.0),
+            scale=given.get("scaling"),
+            sink=None if sink is None else sink.float(),
             cu_seqlens=documents["cu_seqlens"],
-            dropout_p=dropout,
-            deterministic=bool(deterministic),
+            dropout_p=given.get("dropout", 0.0),
+            deterministic=given.get("deterministic", False),
         )
         return out[None], None
 
