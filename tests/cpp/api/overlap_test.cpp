@@ -81,6 +81,7 @@ TEST(BackwardOverlap, gradients_over_inputs_or_each_other_are_refused) {
       {"dv_is_v", [](P* p) { p->dv = moved(p->dv, p->v); }, "dv:", {"overlaps v"}},
       {"dq_is_d_o", [](P* p) { p->dq = moved(p->dq, p->d_o); }, "dq:", {"overlaps d_o"}},
       {"dv_is_dk", [](P* p) { p->dv = moved(p->dv, p->dk); }, "dv:", {"overlaps"}},
+      {"d_gate_is_o", [](P* p) { p->gate = p->d_gate = p->o; }, "d_gate:", {"overlaps o"}},
       {"dsink_is_sink",
        [](P* p) { p->dsink = moved(p->dsink, p->sink); },
        "dsink:",

@@ -4,12 +4,14 @@
 tests/cpp/api/layout_test.cpp runs a call whose program knows fewer fields than the library.
 """
 
+import re
 import sys
 
 import builds
 import pytest
 
 ABI = builds.ROOT / "tools" / "abi.py"
+HEADERS = "fa3.h", "mla.h"
 DUMPS = sorted((builds.ROOT / "tests" / "abi").glob("*.txt"))
 
 
@@ -41,3 +43,28 @@ def test_a_broken_promise_is_named(tmp_path):
     with pytest.raises(AssertionError, match="double.*\n.*keep what it had") as said:
         builds.run(sys.executable, ABI, builds.library(), "--against", dump)
     assert "FA3_OK" not in str(said.value)
+
+
+def tensors_in(struct, structs, place="p"):
+    """How code names each fa3_tensor of a struct, those of the structs within too."""
+    found = []
+    for kind, names in re.findall(r"(\w+) (\w+(?:, \w+)*);", structs[struct]):
+        for name in names.split(", "):
+            if kind == "fa3_tensor":
+                found.append(f"{place}.{name}")
+            elif kind in ("fa3_options", "fa3_mla_cache"):
+                found += tensors_in(kind, structs, f"{place}.{name}")
+    return found
+
+
+def test_every_tensor_of_a_call_is_in_the_list_by_which_overlaps_are_refused():
+    headers = "".join((builds.ROOT / "include/fa3" / name).read_text() for name in HEADERS)
+    code = re.sub(r"/\*.*?\*/", "", headers, flags=re.DOTALL)
+    structs = dict(re.findall(r"typedef struct (\w+) {(.*?)} \1;", code, re.DOTALL))
+    text = (builds.ROOT / "src/api/call_tensors.h").read_text()
+    lists = re.findall(r"tensors_of\(const (\w+)& p.*?{(.*?)\n}", text, re.DOTALL)
+    assert {name for name, _ in lists} == {name for name in structs if name.endswith("_params")}
+    for struct, body in lists:
+        listed = re.findall(r'{"\w+", (?:y|(p[.\w]+)), k\w+}', body)
+        # What is written of y may reach farther.
+        assert sorted(x or "p.y" for x in listed) == sorted(tensors_in(struct, structs)), struct
