@@ -31,16 +31,24 @@ class LatentCopies {
     in_slab_ = uint32_t(keys.first() * kSlab.row_bytes() + chunk * tile::kChunkBytes);
   }
 
-  // Slab number `slab` of the keys, to the one at address `to`.
-  __device__ __forceinline__ void copy(const Keys::Place (&places)[kOwn], int slab,
-                                       uint32_t to) const {
+  // Where the thread's chunks of its keys of a block begin.
+  __device__ __forceinline__ void find(int block, const int (&slots)[kOwn],
+                                       Keys::Place (&places)[kOwn]) const {
+    keys.find(block, slots, places);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const std::byte* const from =
-          slab < kValueSlabs ? places[i].latent + slab * kSlabChannels * 2 : places[i].rope;
-      ptx::cp_async_16(to + in_slab_ + uint32_t(i * kKeysAtOnce * kSlabChannels * 2),
-                       from + chunk_bytes_, places[i].exists);
+    for (auto& place : places) {
+      place.latent = ptx::summed(place.latent + chunk_bytes_);
+      place.rope = ptx::summed(place.rope + chunk_bytes_);
     }
+  }
+
+  // Slab number `slab` of its key number i, to the one at address `to`.
+  __device__ __forceinline__ void copy(const Keys::Place (&places)[kOwn], int i, int slab,
+                                       uint32_t to) const {
+    const std::byte* const from =
+        slab < kValueSlabs ? places[i].latent + slab * kSlabChannels * 2 : places[i].rope;
+    ptx::cp_async_16(to + in_slab_ + uint32_t(i * kKeysAtOnce * kSlabChannels * 2), from,
+                     places[i].exists);
   }
 
   const Keys keys;
@@ -66,7 +74,7 @@ class LatentLoader {
 #pragma unroll 1
     for (int block = segment.first; block < segment.end; ++block) {
       LatentCopies::Keys::Place places[LatentCopies::kOwn];
-      copies_.keys.find(block, slots, places);
+      copies_.find(block, slots, places);
       // One block ahead: an entry of the table takes as long as a row.
       if (block + 1 < segment.end) copies_.keys.look_up(tile, block + 1, slots);
 #pragma unroll 1
@@ -82,7 +90,10 @@ class LatentLoader {
     const uint32_t to = stages_ + at_.stage() * C.stage_bytes();
 #pragma unroll
     for (int n = 0; n < C.stage_slabs(); ++n) {
-      copies_.copy(places, first + n, to + uint32_t(n * kSlabBytes));
+#pragma unroll
+      for (int i = 0; i < LatentCopies::kOwn; ++i) {
+        copies_.copy(places, i, first + n, to + uint32_t(n * kSlabBytes));
+      }
     }
     ptx::cp_async_mbarrier_arrive(pipeline_.full(at_.stage()));
     at_.advance();
@@ -95,7 +106,8 @@ class LatentLoader {
 };
 
 // For CTAs of 64 query rows: two blocks at a time, whose halves come in the order in which the
-// consumers release them (latent_wide_rows.cuh).
+// consumers release them (latent_wide_rows.cuh). A half that has been released waits for nothing
+// but its copies: where the keys of both blocks lie is known before.
 template <LatentShape C>
 class LatentWideLoader {
  public:
@@ -107,27 +119,25 @@ class LatentWideLoader {
       : copies_(params, thread), ring_(pipeline, stages) {}
 
   __device__ __forceinline__ void load(const LatentTile& tile, const LatentSegment& segment) {
-    int slots[2][LatentCopies::kOwn], next[2][LatentCopies::kOwn];
+    int slots[2][LatentCopies::kOwn];
     const auto look_up = [&](int block) {
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) copies_.keys.look_up(tile, block + odd, next[odd]);
+      for (int odd = 0; odd < 2; ++odd) copies_.keys.look_up(tile, block + odd, slots[odd]);
     };
     look_up(segment.first);
 #pragma unroll 1
     for (int block = segment.first; block < segment.end; block += 2) {
       const bool has_odd = block + 1 < segment.end;
+      LatentCopies::Keys::Place places[2][LatentCopies::kOwn];
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-#pragma unroll
-        for (int i = 0; i < LatentCopies::kOwn; ++i) slots[odd][i] = next[odd][i];
-      }
+      for (int odd = 0; odd < 2; ++odd) copies_.find(block + odd, slots[odd], places[odd]);
       look_up(block + 2);  // behind the last, none is read
-      copy<0>(block, slots, 0);
-      if (has_odd) copy<1>(block, slots, 1);
-      copy<1>(block, slots, 0);
+      copy<0>(places[0], 0);
+      copy<1>(places[0], 0);
       ring_.next(0);
       if (has_odd) {
-        copy<0>(block, slots, 1);
+        copy<1>(places[1], 1);
+        copy<0>(places[1], 1);
         ring_.next(1);
       }
     }
@@ -137,15 +147,17 @@ class LatentWideLoader {
  private:
   using Ring = LatentWideRing<C>;
 
+  // Half of a block, key by key: neighbouring slabs of a row lie next to each other.
   template <int Half>
-  __device__ __forceinline__ void copy(int block, const int (&slots)[2][LatentCopies::kOwn],
-                                       int odd) const {
-    LatentCopies::Keys::Place places[LatentCopies::kOwn];
-    copies_.keys.find(block + odd, slots[odd], places);
+  __device__ __forceinline__ void copy(
+      const LatentCopies::Keys::Place (&places)[LatentCopies::kOwn], int odd) const {
     ring_.wait_empty(odd, Half);
 #pragma unroll
-    for (int slab = Ring::first_slab(Half); slab < Ring::end_slab(Half); ++slab) {
-      copies_.copy(places, slab, ring_.slab(odd, slab));
+    for (int i = 0; i < LatentCopies::kOwn; ++i) {
+#pragma unroll
+      for (int slab = Ring::first_slab(Half); slab < Ring::end_slab(Half); ++slab) {
+        copies_.copy(places, i, slab, ring_.slab(odd, slab));
+      }
     }
     ptx::cp_async_mbarrier_arrive(ring_.full(odd, Half));
   }
