@@ -29,6 +29,7 @@ namespace fa3::hopper {
 
 template <LatentShape C, bool IsGroup128 = C.is_group128, bool IsWide = C.is_wide()>
 struct LoaderOf {
+  static_assert(!IsGroup128 || !IsWide, "no kernel of 64 rows reads rows of 656 bytes");
   using Type = LatentLoader<C>;
 };
 template <LatentShape C>
@@ -89,14 +90,17 @@ __global__ void __launch_bounds__(C.threads(), 1)
   const int thread = int(threadIdx.x) % kWarpgroupSize;
   const uint32_t scales = ptx::cvta_to_shared(smem.scales);
   LatentSegment segment;
+  LatentTile tile;
   constexpr bool kMovesRegisters = C.threads() == 3 * kWarpgroupSize;
   if (warpgroup / C.loader_warpgroups() == 0) {
     if constexpr (kMovesRegisters) ptx::setmaxnreg_dec<LatentRegisters<C>::kLoader>();
     typename LoaderOf<C>::Type loader(params, pipeline, stages, smem.loader, scales,
                                       C.loader_warpgroups() == 2 ? int(threadIdx.x) : thread);
-    while (segments.next(segment)) {
-      const LatentTile tile = latent_tile(params, segment.tile);
-      if (tile.first_row + rank * C.rows < tile.rows) loader.load(tile, segment);
+    while (segments.next(segment, tile)) {
+      const int first_row = tile.first_row + rank * C.rows;
+      if (first_row >= tile.rows) continue;
+      if constexpr (C.is_wide()) prefetch_queries(params, tile, first_row, thread);
+      loader.load(tile, segment);
     }
     loader.finish();
     return;
@@ -104,8 +108,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
   if constexpr (kMovesRegisters) ptx::setmaxnreg_inc<LatentRegisters<C>::kConsumer>();
   typename RowsOf<C>::Type rows(params, smem.rows, pipeline, stages, scales,
                                 C.is_wide() ? int(threadIdx.x) - C.loader_threads() : thread);
-  while (segments.next(segment)) {
-    const LatentTile tile = latent_tile(params, segment.tile);
+  while (segments.next(segment, tile)) {
     if (rank == 0 && thread == 0 && segment.part == 0 && segment.parts.count > 0) {
       params.tile_parts[segment.tile] = segment.parts;
     }

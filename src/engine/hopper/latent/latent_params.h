@@ -130,8 +130,9 @@ FA3_HD inline LatentTile latent_tile(const LatentParams& params, int number) {
   LatentTile t;
   t.first_row = (number - of * params.tiles_of_sequence) * params.rows_of_team();
   if (p.sparse) {
-    t.b = int(of / p.lengths_q.max);
-    t.first_token = int(of - t.b * p.lengths_q.max);
+    const int tokens = int(p.lengths_q.max);  // a division of 64 bits takes several times as long
+    t.b = of / tokens;
+    t.first_token = of - t.b * tokens;
     t.tokens = 1;
     t.rows = int(p.heads);
     t.keys = t.end = int(p.keys.count_of(t.b, t.first_token));
@@ -151,13 +152,17 @@ FA3_HD inline LatentTile latent_tile(const LatentParams& params, int number) {
 }
 
 // Part number `at` of all tiles' fixed parts. A part may have no keys.
-FA3_HD inline LatentSegment fixed_segment(const LatentParams& params, int at) {
+FA3_HD inline LatentSegment fixed_segment(const LatentParams& params, int at, LatentTile& tile) {
   LatentSegment s;
   s.tile = at / params.splits;
   s.part = at - s.tile * params.splits;
-  const int64_t blocks = latent_tile(params, s.tile).blocks();
-  s.first = int(blocks * s.part / params.splits);
-  s.end = int(blocks * (s.part + 1) / params.splits);
+  tile = latent_tile(params, s.tile);
+  const int64_t blocks = tile.blocks();
+  s.end = int(blocks);
+  if (params.splits > 1) {
+    s.first = int(blocks * s.part / params.splits);
+    s.end = int(blocks * (s.part + 1) / params.splits);
+  }
   const int first_slot = s.tile * params.splits;
   s.parts = {.count = params.splits, .first_slot = first_slot, .other_slot = first_slot};
   return s;

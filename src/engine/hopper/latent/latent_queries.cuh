@@ -3,6 +3,7 @@
 // a query's results go. Next: latent_finish.cuh.
 #pragma once
 
+#include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/latent/latent_finish.cuh"
 #include "engine/hopper/latent/latent_shape.h"
 #include "engine/hopper/ptx/cp_async.cuh"
@@ -20,6 +21,21 @@ __device__ __forceinline__ ResultRow result_row(const LatentParams& params, cons
                    row - token * params.heads};
 }
 
+// By a loader of CTAs of 64 rows, which is ahead of the consumers: they find the rows of their next
+// tile in the L2 cache.
+__device__ __forceinline__ void prefetch_queries(const LatentParams& params, const LatentTile& tile,
+                                                 int first_row, int thread) {
+  const MlaProblem& p = params.problem;
+  const int row = first_row + thread / 2;
+  if (row >= tile.rows) return;
+  const ResultRow at = result_row(params, tile, row);
+  const uint16_t* const own = p.q.at<uint16_t>(at.b, at.row, at.head);
+  const int slabs = int(p.head_dim - p.q_rope_dim) / kSlabChannels;
+  for (int slab = thread % 2; slab < slabs; slab += 2) {
+    cuda::prefetch_to_l2(own + slab * kSlabChannels);
+  }
+}
+
 // A tile's rows from `first_row_` on, for `Threads` threads of consumers.
 template <LatentShape C, int Threads>
 class LatentQueries {
@@ -27,27 +43,28 @@ class LatentQueries {
   __device__ __forceinline__ LatentQueries(const LatentParams& params, uint32_t q, int thread)
       : params_(params), q_(q), thread_(thread) {}
 
-  // Slab by slab; rows behind the last are zeros. The caller's barrier follows.
+  // Eight neighbouring threads copy the 128 bytes of a row in a slab. Rows behind the last are
+  // zeros. The caller's barrier follows.
   __device__ __forceinline__ void load_queries() {
-    constexpr int kChunkChannels = tile::kChunkBytes / 2, kChunks = C.head_dim / kChunkChannels;
+    constexpr int kChunkChannels = tile::kChunkBytes / 2, kChunks = kSlabChannels / kChunkChannels;
     constexpr tile::TileLayout kQ{C.rows, kSlabChannels};
     const MlaProblem& p = params_.problem;
-    const int own = int(p.head_dim - p.q_rope_dim);
-#pragma unroll 1
-    for (int i = thread_; i < C.rows * kChunks; i += Threads) {
-      const int tile_row = i / kChunks, channel = (i - tile_row * kChunks) * kChunkChannels;
-      const int row = first_row_ + tile_row, token = row / params_.heads;
-      const int64_t b = p.lengths_q.packed() ? 0 : tile_.b, head = row - token * params_.heads;
+    const int first_channel = thread_ % kChunks * kChunkChannels;
+#pragma unroll
+    for (int i = 0; i < C.rows; i += Threads / kChunks) {
+      const int tile_row = i + thread_ / kChunks, row = first_row_ + tile_row;
       const bool exists = row < tile_.rows;
-      const uint16_t* from = static_cast<const uint16_t*>(p.q.data);
-      if (exists) {
-        from = channel < own
-                   ? p.q.at<uint16_t>(b, tile_.first_token + token, head) + channel
-                   : p.q_rope.at<uint16_t>(b, tile_.first_token + token, head) + (channel - own);
+      const ResultRow at = result_row(params_, tile_, exists ? row : 0);
+      const uint16_t* const own = p.q.at<uint16_t>(at.b, at.row, at.head) + first_channel;
+      const uint16_t* const rope =
+          p.q_rope_dim > 0 ? p.q_rope.at<uint16_t>(at.b, at.row, at.head) + first_channel
+                           : own + kLatentValueDim;
+      const uint32_t to = q_ + uint32_t(kQ.chunk_offset(tile_row, first_channel));
+#pragma unroll
+      for (int slab = 0; slab < C.slabs(); ++slab) {
+        ptx::cp_async_16(to + uint32_t(slab * C.slab_of_q_bytes()),
+                         slab < kValueSlabs ? own + slab * kSlabChannels : rope, exists);
       }
-      const int to = channel / kSlabChannels * C.slab_of_q_bytes() +
-                     kQ.chunk_offset(tile_row, channel % kSlabChannels);
-      ptx::cp_async_16(q_ + uint32_t(to), from, exists);
     }
     ptx::cp_async_wait_all();
     ptx::fence_proxy_async();

@@ -36,16 +36,17 @@ class LatentSegments {
     }
   }
 
-  // False behind the last one.
-  __device__ __forceinline__ bool next(LatentSegment& s) {
+  // The next one and its tile. False behind the last one.
+  __device__ __forceinline__ bool next(LatentSegment& s, LatentTile& tile) {
     if (at_ >= end_) return false;
     if (params_.splits == 0) {
       while (smem_.ends[tile_] <= at_) ++tile_;  // tiles may be empty
       const StreamRanges ranges(smem_.ends[params_.tiles - 1], params_.teams);
       s = stream_segment(ranges, smem_.ends, tile_, at_, team_);
+      tile = latent_tile(params_, s.tile);
       at_ += s.end - s.first;
     } else {
-      s = fixed_segment(params_, at_);
+      s = fixed_segment(params_, at_, tile);
       at_ += params_.teams;
     }
     return true;

@@ -76,7 +76,8 @@ TEST(LatentSegments, of_fixed_parts_are_all_blocks_once_and_know_no_other_sequen
   for (int splits : {1, 2, 7, 64}) {
     params.splits = splits;
     std::vector<LatentSegment> all;
-    for (int i = 0; i < 4 * splits; ++i) all.push_back(fixed_segment(params, i));
+    LatentTile tile;
+    for (int i = 0; i < 4 * splits; ++i) all.push_back(fixed_segment(params, i, tile));
     expect_whole(all, {16, 1, 1, 2}, 4 * splits);
   }
 }
