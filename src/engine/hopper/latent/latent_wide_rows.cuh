@@ -4,14 +4,17 @@
 // warpgroup has the output of all rows and half of the value channels, and adds P V of every block:
 // its own P from registers, the other's from shared memory.
 //
+// For blocks 0 and 1, then 2 and 3, ... (QK: scores, P: softmax, PV: half of the channels; "give":
+// P and its references to the other):
+//   0: P(0), give | PV(0)                   | PV(1)  QK(2)
+//   1: QK(1)      | PV(0) P(1), give  PV(1) | QK(3)
+// What is behind a | waits for what the other gives before it. P(1) goes on from the references of
+// P(0). They seldom move, as they do when a score has outgrown them by 2^kMostP: so the second adds
+// PV(0) while it still computes P(1).
+//
 // A block comes in two stages, the halves of its channels. A half's last reader is the warpgroup
-// that has its channels: nobody else releases it. So each warpgroup multiplies its own P at once,
-// and what that releases is loaded under all that follows. For blocks 0 and 1, then 2 and 3, ...
-// (QK: scores, P: softmax, PV: half of the channels, R: references of rows):
-//   0: P(0) R(0)  PV(0)       | P(0) moved to R(1) and stored  PV(1)  QK(2) ...
-//   1: QK(1)    | P(1) R(1)  PV(1), P(1) stored              | PV(0)  QK(3) ...
-// Both take part at a |. References of P(0) are given first, as softmax of P(1) goes on from them,
-// then P(1) and its references, then P(0). Next: latent_finish.cuh.
+// that has its channels: nobody else releases it. Both halves of block 0 are free before those of
+// block 1. Next: latent_finish.cuh.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
@@ -40,6 +43,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   static_assert(C.rows == kLatentBlockKeys);  // slabs of queries lie as slabs of keys
   // P of even blocks lies where their rope channels were, if they have some.
   static constexpr bool kHasRope = C.slabs() > kValueSlabs;
+  static constexpr float kMostP = 8;  // log2: how far scores may outgrow a reference
 
   using Score = cuda::ScoreOf16BitP<cuda::ScaledScore, kLatentBlockKeys>;
   using PFragment = tile::PFragment<kValuesLayout>;
@@ -61,18 +65,23 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
         ring_(pipeline, stages),
         odd_p_(ptx::cvta_to_shared(smem.p)),
         even_p_(kHasRope ? ring_.slab(0, kValueSlabs) : odd_p_ + uint32_t(sizeof(smem.p[0]))),
-        warpgroup_(int(uniform(uint32_t(thread / kWarpgroupSize)))) {
+        warpgroup_(int(uniform(uint32_t(thread / kWarpgroupSize)))),
+        turns_(warpgroup_) {
     score_.set_scale(params.scale_log2);
   }
 
   __device__ __forceinline__ void start(const LatentTile& tile, int first_row) {
     tile_ = tile;
     first_row_ = first_row;
+    keys_of_all_ = tile.keys;
+    if (params_.problem.causal) keys_of_all_ -= tile.tokens - 1 - first_row / params_.heads;
     this->load_queries();
     sync();
 #pragma unroll
     for (float& o : output_) o = 0.0f;
     state_ = {};
+#pragma unroll
+    for (float& most : most_) most = -cuda::kInfinity;
   }
 
   __device__ __forceinline__ void attend(const LatentSegment& segment) {
@@ -81,7 +90,8 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
 
   // Stores the rows of a tile that has no other parts.
   __device__ __forceinline__ void finish() {
-    add_up_sums();
+    float factor[kRowsPerThread];
+    add_up_sums(factor);
     const MlaProblem& p = params_.problem;
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
@@ -89,24 +99,24 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
       if (row >= tile_.rows) continue;
       const ResultRow at = result_row(params_, tile_, row);
       const LatentSum sum{state_.ref[r], state_.sum[r]};
-      const float factor = output_factor(p, sum, at.head);
+      factor[r] *= output_factor(p, sum, at.head);
       if (p.o.dtype == DType::float32) {
-        store_row(p.o.at<float>(at.b, at.row, at.head), r, factor);
-      } else {
-        store_row(p.o.at<uint16_t>(at.b, at.row, at.head), r, factor);
+        store_row(p.o.at<float>(at.b, at.row, at.head), r, factor[r]);
       }
       if (stores_statistics()) store_statistics(p, sum, at);
     }
+    if (p.o.dtype != DType::float32) store_rows_of_warp(factor);
   }
 
   // Stores the part's results: rows from `first` on, in the order of all partial results.
   __device__ __forceinline__ void store_part(int64_t first) {
-    add_up_sums();
+    float factor[kRowsPerThread];
+    add_up_sums(factor);
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
       const int64_t at = first + row_of(r);
       if (first_row_ + row_of(r) >= tile_.rows) continue;
-      store_row(params_.partial_o + at * kLatentValueDim, r, 1.0f);
+      store_row(params_.partial_o + at * kLatentValueDim, r, factor[r]);
       if (stores_statistics()) params_.partial_sums[at] = {state_.ref[r], state_.sum[r]};
     }
   }
@@ -116,84 +126,94 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   __device__ __forceinline__ void attend_even(const LatentSegment& segment) {
     const int count = segment.end - segment.first;
     float scores[kScores];
-    PFragment p;
     if (count > 0) {  // a part may have no keys
+      look_up(segment.first);
       issue_keys<0>(scores, 0, false);
       issue_keys<1>(scores, 0, true);
-      finish_keys(segment.first);
+      if (count > 1) let_odd_multiply();
+      finish_keys();
     }
     int i = 0;
 #pragma unroll 1
     for (; i + 1 < count; i += 2) {
-      soften(scores, segment.first + i, p);
-      give_references();
-      tell_other();
-      multiply_even(p);
-      wait_for_other();
-      move_to_references(scores, p);
-      give_even(p);
+      multiply_even(scores, segment.first + i);
+      float given[kRowsPerThread];
+      turns_.wait();
+      read_references(given);
+      move_references(given);
+      issue_other(odd_p_, 1);
       if (i + 2 < count) {
-        issue_other(odd_p_, 1);
+        look_up(segment.first + i + 2);
         issue_keys<0>(scores, 0, false);
         ptx::wgmma_wait_group<1>();
         ring_.release(1, 0);
         issue_keys<1>(scores, 0, true);
-        finish_keys(segment.first + i + 2);
+        if (i + 3 < count) let_odd_multiply();
+        finish_keys();
       } else {
-        issue_other(odd_p_, 1);
         ptx::wgmma_wait_group<0>();
         ring_.release(1, 0);
       }
       ring_.next(1);
     }
-    if (i < count) {
-      soften(scores, segment.first + i, p);
-      give_references();
-      multiply_even(p);
-      sync_warpgroup();  // all warps' scores are there
-      give_even(p);
-    }
+    if (i < count) multiply_even(scores, segment.first + i);
   }
-  __device__ __forceinline__ void multiply_even(const PFragment& p) {
+  __device__ __forceinline__ void multiply_even(float (&scores)[kScores], int block) {
+    float largest[kRowsPerThread], refs[kRowsPerThread];
+    PFragment p;
+    find_largest(scores, block, largest);
+    if (choose_references(largest, state_.ref, refs)) {
+      move_references(refs);
+      cuda::rebase_large_rows(scores, largest, score_, refs);
+    }
+    exponentiate(scores, refs, p);
+    sync_warpgroup();  // P lies where other warps' products read keys
+    give(even_p_, p);
     issue_own(0, p);
     ptx::wgmma_wait_group<0>();
     ring_.release(0, 0);
-  }
-  __device__ __forceinline__ void give_even(const PFragment& p) {
-    store_p(even_p_, p);
-    tell_other();
     ring_.next(0);
   }
 
   __device__ __forceinline__ void attend_odd(const LatentSegment& segment) {
     const int count = segment.end - segment.first;
+    float given[kRowsPerThread];
     int i = 0;
 #pragma unroll 1
     for (; i + 1 < count; i += 2) {
-      float scores[kScores];
+      float scores[kScores], largest[kRowsPerThread], refs[kRowsPerThread];
       PFragment p;
+      look_up(segment.first + i + 1);
+      wait_for_even_scores();
       issue_keys<1>(scores, 1, false);  // loaded first
       issue_keys<0>(scores, 1, true);
-      finish_keys(segment.first + i + 1);
-      wait_for_other();
-      take_references();
-      soften(scores, segment.first + i + 1, p);
+      finish_keys();
+      find_largest(scores, segment.first + i + 1, largest);
+      turns_.wait();
+      read_references(given);
+      if (choose_references(largest, given, refs)) {
+        move_references(given);
+        issue_other(even_p_, 0);
+        ptx::wgmma_wait_group<0>();
+        move_references(refs);
+        cuda::rebase_large_rows(scores, largest, score_, refs);
+      } else {
+        issue_other(even_p_, 0);
+      }
+      exponentiate(scores, refs, p);
+      give(odd_p_, p);
       issue_own(1, p);
-      give_references();
-      store_p(odd_p_, p);
-      tell_other();
-      wait_for_other();
-      issue_other(even_p_, 0);
       ptx::wgmma_wait_group<1>();
-      ring_.release(1, 1);
-      ring_.next(1);
-      ptx::wgmma_wait_group<0>();
       ring_.release(0, 1);
       ring_.next(0);
+      ptx::wgmma_wait_group<0>();
+      ring_.release(1, 1);
+      ring_.next(1);
     }
     if (i < count) {
-      wait_for_other();
-      take_references();
+      turns_.wait();
+      read_references(given);
+      move_references(given);
       issue_other(even_p_, 0);
       ptx::wgmma_wait_group<0>();
       ring_.release(0, 1);
@@ -206,12 +226,13 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     ptx::bar_sync(int(NamedBarrier::kHelpers), C.consumer_threads());
   }
 
-  // Turns: what the other has said that it gives is there.
-  __device__ __forceinline__ void wait_for_other() const {
-    ptx::bar_sync(int(NamedBarrier::kPingPong) + warpgroup_, kPingPongThreads);
+  // Scores of an odd block wait until those of the even one are on their way: at the same time both
+  // would take twice as long, and nothing be multiplied under softmax of the even one.
+  __device__ __forceinline__ void let_odd_multiply() const {
+    ptx::bar_arrive(int(NamedBarrier::kScores), C.consumer_threads());
   }
-  __device__ __forceinline__ void tell_other() const {
-    ptx::bar_arrive(int(NamedBarrier::kPingPong) + 1 - warpgroup_, kPingPongThreads);
+  __device__ __forceinline__ void wait_for_even_scores() const {
+    ptx::bar_sync(int(NamedBarrier::kScores), C.consumer_threads());
   }
   __device__ __forceinline__ void sync_warpgroup() const {
     ptx::bar_sync(int(NamedBarrier::kRows) + warpgroup_, kWarpgroupSize);
@@ -244,8 +265,8 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
         tile::k_major_low(keys), adds);
     ptx::wgmma_commit_group();
   }
-  __device__ __forceinline__ void finish_keys(int block) {
-    if (params_.problem.sparse) look_up(block);
+  __device__ __forceinline__ void finish_keys() {
+    if (params_.problem.sparse) find_named();
     ptx::wgmma_wait_group<0>();
   }
 
@@ -262,7 +283,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     ptx::wgmma_commit_group();
   }
 
-  // O += P V of the other's block.
+  // O += P V of the other's block, which that has waited for.
   __device__ __forceinline__ void issue_other(uint32_t p, int odd) {
     constexpr tile::TileLayout kP = kPLayout, kValues = kValuesLayout;
     ptx::fence_proxy_async();
@@ -273,23 +294,31 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
 
   // ---- Masks ----
 
-  // Which keys of the block the indices name.
+  // Asks for the indices of an own block, long before find_named().
   __device__ __forceinline__ void look_up(int block) {
-    const SelectedKeys& keys = params_.problem.keys;
-    const int32_t* const indices = keys.of(tile_.b, tile_.first_token);
-    uint32_t named[2];
+    if (!params_.problem.sparse) return;
+    const int32_t* const indices = params_.problem.keys.of(tile_.b, tile_.first_token);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = block * kLatentBlockKeys + half * kWarpSize + ptx::lane();
-      const int slot = key < tile_.keys ? __ldg(indices + key) : -1;
-      named[half] =
-          __ballot_sync(0xffffffff, slot >= 0 && slot / params_.page_size < keys.cache.pages);
+      slots_[half] = key < tile_.keys ? __ldg(indices + key) : -1;
+    }
+  }
+  // Which keys of the block they name.
+  __device__ __forceinline__ void find_named() {
+    uint32_t named[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = slots_[half];
+      named[half] = __ballot_sync(
+          0xffffffff, slot >= 0 && slot / params_.page_size < params_.problem.keys.cache.pages);
     }
     named_ = uint64_t{named[1]} << 32 | named[0];
   }
 
   __device__ __forceinline__ void mask(float (&scores)[kScores], int block) const {
     const MlaProblem& p = params_.problem;
+    if (p.sparse ? named_ == ~uint64_t{0} : (block + 1) * kLatentBlockKeys <= keys_of_all_) return;
     uint64_t sees[kRowsPerThread];
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
@@ -300,7 +329,6 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
                                           : 0;
       if (p.sparse) sees[r] &= named_;
     }
-    if ((sees[0] & sees[1]) == ~uint64_t{0}) return;
     const int lane_column = cuda::fragment_lane_column(thread_);
 #pragma unroll
     for (uint64_t& s : sees) s >>= lane_column;
@@ -313,18 +341,48 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
 
   // ---- Softmax ----
 
-  // Scores become P, and `p` what the products take. Moves the references, and sums and output
-  // with them.
-  __device__ __forceinline__ void soften(float (&scores)[kScores], int block, PFragment& p) {
+  // Masks an own block, and finds the rows' largest products in it.
+  __device__ __forceinline__ void find_largest(float (&scores)[kScores], int block,
+                                               float (&largest)[kRowsPerThread]) {
     mask(scores, block);
-    cuda::StepResult result;
-    cuda::online_step(scores, state_, score_, result);
+    cuda::row_max(scores, largest);
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      state_.sum[r] = __fmaf_rn(state_.sum[r], result.rescale[r], result.block_sum[r]);
+      most_[r] = fmaxf(most_[r], score_.reference(largest[r]));
     }
+  }
+
+  // References of an own block go on from those `given`: most blocks move none, as P may be
+  // 2^kMostP. `refs`: what P is computed against. Returns whether the warp has to move to them, or
+  // has large ones.
+  __device__ __forceinline__ bool choose_references(const float (&largest)[kRowsPerThread],
+                                                    const float (&given)[kRowsPerThread],
+                                                    float (&refs)[kRowsPerThread]) const {
+    bool is_large = false;
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      const float of_block = score_.reference(largest[r]);
+      refs[r] = of_block > given[r] + kMostP ? of_block : given[r];
+      is_large |= cuda::is_large(refs[r]);
+    }
+    return __any_sync(0xffffffff, is_large || moves(refs));
+  }
+
+  // Scores become P, and `p` what the products take.
+  __device__ __forceinline__ void exponentiate(float (&scores)[kScores],
+                                               const float (&refs)[kRowsPerThread], PFragment& p) {
+    float finite[kRowsPerThread], sums[kRowsPerThread][2] = {};
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) finite[r] = cuda::finite_reference(refs[r]);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int row = cuda::fragment_row_index(i);
+      scores[i] = cuda::ex2(score_.exponent(0, row, scores[i], finite[row]));
+      sums[row][i % 2] += scores[i];
+    }
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) state_.sum[r] += sums[r][0] + sums[r][1];
     pack(scores, p);
-    rescale(result.rescale);
   }
   static __device__ __forceinline__ void pack(const float (&scores)[kScores], PFragment& p) {
 #pragma unroll
@@ -333,45 +391,45 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     }
   }
 
-  // References seldom move: most often the vote is all that is done. Returns whether one has.
-  __device__ __forceinline__ bool rescale(const float (&factor)[kRowsPerThread]) {
-    if (!__any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f)) return false;
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) output_[i] *= factor[cuda::fragment_row_index(i)];
-    return true;
-  }
+  // ---- References ----
 
-  __device__ __forceinline__ void give_references() {
-    if (!leads_quad()) return;
+  __device__ __forceinline__ void read_references(float (&given)[kRowsPerThread]) const {
 #pragma unroll
-    for (int r = 0; r < kRowsPerThread; ++r) smem_.refs[warpgroup_][row_of(r)] = state_.ref[r];
+    for (int r = 0; r < kRowsPerThread; ++r) given[r] = smem_.refs[1 - warpgroup_][row_of(r)];
   }
-
-  // Moves sums and output to the references that the other gave.
-  __device__ __forceinline__ bool take_references(float (&factor)[kRowsPerThread]) {
+  __device__ __forceinline__ bool moves(const float (&refs)[kRowsPerThread]) const {
+    return refs[0] != state_.ref[0] || refs[1] != state_.ref[1];
+  }
+  // Moves sums and output, of which no product is on its way.
+  __device__ __forceinline__ void move_references(const float (&refs)[kRowsPerThread]) {
+    if (!__any_sync(0xffffffff, moves(refs))) return;
+    float factor[kRowsPerThread];
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      const float ref = smem_.refs[1 - warpgroup_][row_of(r)];
-      factor[r] = cuda::ex2(state_.ref[r] - cuda::finite_reference(ref));
-      state_.ref[r] = ref;
+      factor[r] = factor_of(state_.ref[r], refs[r]);
+      state_.ref[r] = refs[r];
       state_.sum[r] *= factor[r];
     }
-    return rescale(factor);
-  }
-  __device__ __forceinline__ void take_references() {
-    float factor[kRowsPerThread];
-    take_references(factor);
-  }
-  // And P.
-  __device__ __forceinline__ void move_to_references(float (&scores)[kScores], PFragment& p) {
-    float factor[kRowsPerThread];
-    if (!take_references(factor)) return;
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) scores[i] *= factor[cuda::fragment_row_index(i)];
-    pack(scores, p);
+    for (int i = 0; i < kOutputs; ++i) output_[i] *= factor[cuda::fragment_row_index(i)];
+  }
+  // What sums and output are multiplied by.
+  static __device__ __forceinline__ float factor_of(float from, float to) {
+    return from == to ? 1.0f : cuda::ex2(from - to);
   }
 
-  // P, for the other's products.
+  // P of an own block and its references, for the other.
+  __device__ __forceinline__ void give(uint32_t to, const PFragment& p) {
+    store_p(to, p);
+    if (leads_quad()) {
+#pragma unroll
+      for (int r = 0; r < kRowsPerThread; ++r) smem_.refs[warpgroup_][row_of(r)] = state_.ref[r];
+    }
+    ptx::fence_proxy_async();
+    turns_.pass();
+  }
+
+  // P for the other's products, which need a fence behind it; or as many outputs.
   __device__ __forceinline__ void store_p(uint32_t to, const PFragment& p) const {
     constexpr tile::TileLayout kP = kPLayout;
     const int matrix = ptx::lane() / 8, warp = thread_ / kWarpSize % kWarpsPerWarpgroup;
@@ -381,49 +439,92 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
       const int chunk = kP.swizzled_chunk(step * 2 + matrix / 2, row);
       ptx::stmatrix_x4(to + uint32_t(row * kP.row_bytes() + chunk * tile::kChunkBytes), p[step]);
     }
-    ptx::fence_proxy_async();
   }
 
   // ---- Results ----
 
-  // Over the thread's keys, then over both warpgroups'.
-  __device__ __forceinline__ void add_up_sums() {
+  // Over the thread's keys, then over both warpgroups'. References become the rows' largest scores;
+  // `factor`: what that makes of the output.
+  __device__ __forceinline__ void add_up_sums(float (&factor)[kRowsPerThread]) {
+    sync();  // all references were read
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
       const float sum = cuda::quad_sum(state_.sum[r]);
-      if (leads_quad()) smem_.sums[warpgroup_][row_of(r)] = sum;
+      if (!leads_quad()) continue;
+      smem_.sums[warpgroup_][row_of(r)] = sum;
+      smem_.refs[warpgroup_][row_of(r)] = most_[r];
     }
     sync();
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      state_.sum[r] = smem_.sums[0][row_of(r)] + smem_.sums[1][row_of(r)];
+      const int row = row_of(r);
+      const float most = fmaxf(smem_.refs[0][row], smem_.refs[1][row]);
+      factor[r] = factor_of(state_.ref[r], most);
+      state_.ref[r] = most;
+      state_.sum[r] = (smem_.sums[0][row] + smem_.sums[1][row]) * factor[r];
     }
   }
 
-  template <class T>
-  __device__ __forceinline__ void store_row(T* row, int r, float factor) const {
-    T* const to = row + warpgroup_ * kHalfChannels + cuda::fragment_lane_column(thread_);
-    const bool pairs = reinterpret_cast<uintptr_t>(to) % (2 * sizeof(T)) == 0;
+  // A warp's 16-bit outputs, by way of the place of the queries: a store has 16 bytes.
+  __device__ __forceinline__ void store_rows_of_warp(const float (&factor)[kRowsPerThread]) {
+    constexpr tile::TileLayout kP = kPLayout;
+    constexpr int kChunk = tile::kChunkBytes / 2, kChunks = kSlabChannels / kChunk;
+    const Operand& o = params_.problem.o;
+    const uint32_t place = q_ + uint32_t(warpgroup_ * Ring::kHalfSlabs * kSlabBytes);
+#pragma unroll
+    for (int slab = 0; slab < Ring::kHalfSlabs; ++slab) {
+      float outputs[kScores];
+      PFragment narrow;
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        outputs[i] = output_[slab * kScores + i] * factor[cuda::fragment_row_index(i)];
+      }
+      pack(outputs, narrow);
+      store_p(place + uint32_t(slab * kSlabBytes), narrow);
+    }
+    __syncwarp();
+    const int chunk = ptx::lane() % kChunks;
+    const int first =
+        thread_ / kWarpSize % kWarpsPerWarpgroup * kRowsPerWarp + ptx::lane() / kChunks;
+#pragma unroll 1
+    for (int i = 0; i < kRowsPerWarp; i += kWarpSize / kChunks) {
+      const int tile_row = first + i, row = first_row_ + tile_row;
+      if (row >= tile_.rows) continue;
+      const ResultRow at = result_row(params_, tile_, row);
+      uint16_t* const to = o.at<uint16_t>(at.b, at.row, at.head) + warpgroup_ * kHalfChannels;
+#pragma unroll
+      for (int slab = 0; slab < Ring::kHalfSlabs; ++slab) {
+        uint32_t eight[4];
+        ptx::ld_shared_b32x4(
+            place + uint32_t(slab * kSlabBytes + tile_row * kP.row_bytes() +
+                             kP.swizzled_chunk(chunk, tile_row) * tile::kChunkBytes),
+            eight);
+        store_chunk(to + slab * kSlabChannels + chunk * kChunk, eight);
+      }
+    }
+    sync();  // the next queries go there
+  }
+  static __device__ __forceinline__ void store_chunk(uint16_t* to, const uint32_t (&eight)[4]) {
+    if (reinterpret_cast<uintptr_t>(to) % tile::kChunkBytes == 0) {
+      *reinterpret_cast<uint4*>(to) = {eight[0], eight[1], eight[2], eight[3]};
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = uint16_t(eight[i / 2] >> i % 2 * 16);
+  }
+
+  __device__ __forceinline__ void store_row(float* row, int r, float factor) const {
+    float* const to = row + warpgroup_ * kHalfChannels + cuda::fragment_lane_column(thread_);
+    const bool pairs = reinterpret_cast<uintptr_t>(to) % (2 * sizeof(float)) == 0;
 #pragma unroll
     for (int i = 2 * r; i < kOutputs; i += 4) {
-      store_pair(to + cuda::fragment_column(i), output_[i] * factor, output_[i + 1] * factor,
-                 pairs);
-    }
-  }
-  static __device__ __forceinline__ void store_pair(float* to, float low, float high, bool pairs) {
-    if (pairs) {
-      *reinterpret_cast<float2*>(to) = {low, high};
-    } else {
-      to[0] = low, to[1] = high;
-    }
-  }
-  static __device__ __forceinline__ void store_pair(uint16_t* to, float low, float high,
-                                                    bool pairs) {
-    const uint32_t both = cuda::pack_pair<C.element>(low, high);
-    if (pairs) {
-      *reinterpret_cast<uint32_t*>(to) = both;
-    } else {
-      to[0] = uint16_t(both), to[1] = uint16_t(both >> 16);
+      float* const pair = to + cuda::fragment_column(i);
+      const float low = output_[i] * factor, high = output_[i + 1] * factor;
+      if (pairs) {
+        *reinterpret_cast<float2*>(pair) = {low, high};
+      } else {
+        pair[0] = low, pair[1] = high;
+      }
     }
   }
 
@@ -431,10 +532,14 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   Ring ring_;
   const uint32_t odd_p_, even_p_;
   const int warpgroup_;
+  const PingPong<C.consumers(), true> turns_;  // what the other gives is there
   Score score_;
-  uint64_t named_ = 0;      // keys of the own block that indices name
-  float output_[kOutputs];  // half of the channels
-  cuda::RowState state_;    // sums: of the thread's keys in own blocks, until add_up_sums()
+  int keys_of_all_ = 0;         // that all rows see
+  int slots_[2];                // of the own block: indices of two keys
+  uint64_t named_ = 0;          // keys of the own block that indices name
+  float output_[kOutputs];      // half of the channels
+  cuda::RowState state_;        // sums: of the thread's keys in own blocks, until add_up_sums()
+  float most_[kRowsPerThread];  // the largest score in own blocks
 };
 
 }  // namespace fa3::hopper
