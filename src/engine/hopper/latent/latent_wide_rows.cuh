@@ -43,6 +43,9 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   static_assert(C.rows == kLatentBlockKeys);  // slabs of queries lie as slabs of keys
   // P of even blocks lies where their rope channels were, if they have some.
   static constexpr bool kHasRope = C.slabs() > kValueSlabs;
+  // Named barriers of both warpgroups: these kernels have no helper warps, and no more numbers are
+  // taken.
+  static constexpr int kMeeting = int(NamedBarrier::kHelpers), kEvenScores = kMeeting + 1;
   static constexpr float kMostP = 8;  // log2: how far scores may outgrow a reference
 
   using Score = cuda::ScoreOf16BitP<cuda::ScaledScore, kLatentBlockKeys>;
@@ -221,18 +224,17 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     }
   }
 
-  // Named barrier of both warpgroups; these kernels have no helper warps.
   __device__ __forceinline__ void sync() const {
-    ptx::bar_sync(int(NamedBarrier::kHelpers), C.consumer_threads());
+    ptx::bar_sync(kMeeting, C.consumer_threads());
   }
 
   // Scores of an odd block wait until those of the even one are on their way: at the same time both
   // would take twice as long, and nothing be multiplied under softmax of the even one.
   __device__ __forceinline__ void let_odd_multiply() const {
-    ptx::bar_arrive(int(NamedBarrier::kScores), C.consumer_threads());
+    ptx::bar_arrive(kEvenScores, C.consumer_threads());
   }
   __device__ __forceinline__ void wait_for_even_scores() const {
-    ptx::bar_sync(int(NamedBarrier::kScores), C.consumer_threads());
+    ptx::bar_sync(kEvenScores, C.consumer_threads());
   }
   __device__ __forceinline__ void sync_warpgroup() const {
     ptx::bar_sync(int(NamedBarrier::kRows) + warpgroup_, kWarpgroupSize);

@@ -17,14 +17,13 @@ inline constexpr int kHelperWarps = kWarpsPerWarpgroup - 1;
 // Hardware barrier numbers; 0 is __syncthreads(). Consumer w of up to three waits at kPingPong + w
 // for its turn to issue products, and at kQueries + w for its warps' rescaled rows of Q, or, in
 // kernels that do not rescale Q, at kRows + w to look at its rows together. Helper warps meet at
-// kHelpers. Two consumers that share all rows tell each other at kScores.
+// kHelpers.
 enum class NamedBarrier : int {
   kPingPong = 1,
   kCombine = 4,
   kQueries = 5,
   kRows = kQueries,
-  kHelpers = 8,
-  kScores = 9
+  kHelpers = 8
 };
 
 // A turn passes between two warpgroups: one passes it, one waits.
