@@ -11,6 +11,7 @@ import sys
 
 # A from shared memory: as wide as a tile of keys or queries, or a slab of columns of dQ.
 NARROW_SS_WIDTHS = (16,)
+NARROW_RS_WIDTHS = (16,)
 SS_WIDTHS = (32, *range(48, 257, 16))
 # A from registers: as wide as the columns of O, dK or dV.
 RS_WIDTHS = (64, 96, 128, 192, 256)
@@ -98,7 +99,8 @@ def main():
         "// SPDX-License-Identifier: Apache-2.0\n// Written by tools/gen_wgmma.py; do not edit.\n"
     ]
     narrow = sys.argv[2:] == ["--narrow"]
-    of_kinds = [("ss", NARROW_SS_WIDTHS)] if narrow else [("ss", SS_WIDTHS), ("rs", RS_WIDTHS)]
+    widths_of = (NARROW_SS_WIDTHS, NARROW_RS_WIDTHS) if narrow else (SS_WIDTHS, RS_WIDTHS)
+    of_kinds = zip(("ss", "rs"), widths_of)
     for kind, widths in of_kinds:
         for width in widths:
             for element, ptx_type in ELEMENTS:

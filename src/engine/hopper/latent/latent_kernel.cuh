@@ -20,6 +20,7 @@
 #pragma once
 
 #include "engine/hopper/latent/latent_byte_loader.cuh"
+#include "engine/hopper/latent/latent_byte_rows.cuh"
 #include "engine/hopper/latent/latent_loader.cuh"
 #include "engine/hopper/latent/latent_rows.cuh"
 #include "engine/hopper/latent/latent_segments.cuh"
@@ -41,12 +42,16 @@ struct LoaderOf<C, false, true> {
   using Type = LatentWideLoader<C>;
 };
 
-template <LatentShape C, bool IsWide = C.is_wide()>
+template <LatentShape C, bool IsGroup128 = C.is_group128, bool IsWide = C.is_wide()>
 struct RowsOf {
   using Type = LatentRows<C>;
 };
 template <LatentShape C>
-struct RowsOf<C, true> {
+struct RowsOf<C, true, false> {
+  using Type = LatentByteRows<C>;
+};
+template <LatentShape C>
+struct RowsOf<C, false, true> {
   using Type = LatentWideRows<C>;
 };
 
@@ -54,19 +59,14 @@ template <LatentShape C>
 struct LatentSmem {
   alignas(kSmemAlignment) unsigned char stages[C.stages_bytes()];
   typename RowsOf<C>::Type::Smem rows;
-  alignas(16) unsigned char scales[C.scale_bytes() + 16];
   typename LoaderOf<C>::Type::Smem loader;
   PipelineBarriers<C.stages()> barriers;
   typename LatentSegments<C.threads(), C.stream_tiles()>::Smem segments;
 };
 
-// With three warpgroups setmaxnreg moves registers from loaders to consumers. Those of a thread of
-// each may sum to 504 at most, else setmaxnreg waits for ever.
-template <LatentShape C>
-struct LatentRegisters {
-  static constexpr int kAll = 504, kLoader = C.is_wide() ? 72 : 128;
-  static constexpr int kConsumer = (kAll - C.loader_warpgroups() * kLoader) / C.consumers();
-};
+// With three warpgroups setmaxnreg moves registers from the loader to consumers. Those of a thread
+// of each may sum to 504 at most, else setmaxnreg waits for ever.
+inline constexpr int kLatentLoaderRegisters = 72, kLatentConsumerRegisters = 216;
 
 template <LatentShape C>
 __global__ void __launch_bounds__(C.threads(), 1)
@@ -75,9 +75,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
   auto& smem = *reinterpret_cast<LatentSmem<C>*>(raw_smem);
   const Pipeline<C.stages()> pipeline{ptx::cvta_to_shared(&smem.barriers)};
   if (threadIdx.x == 0) {
-    constexpr int kWarpArrivals = kWarpsPerWarpgroup * ptx::kArrivalsOfWarp;
-    pipeline.init(kWarpArrivals,  // of the one consumer that releases a stage
-                  C.is_group128 ? C.loader_warpgroups() * kWarpArrivals : kWarpgroupSize);
+    pipeline.init(C.readers() * kWarpsPerWarpgroup * ptx::kArrivalsOfWarp, kWarpgroupSize);
     ptx::fence_mbarrier_init();
   }
   ptx::griddepcontrol_wait();  // the kernel before may still be running
@@ -88,26 +86,23 @@ __global__ void __launch_bounds__(C.threads(), 1)
   const uint32_t stages = ptx::cvta_to_shared(smem.stages);
   const int warpgroup = int(uniform(threadIdx.x / kWarpgroupSize));
   const int thread = int(threadIdx.x) % kWarpgroupSize;
-  const uint32_t scales = ptx::cvta_to_shared(smem.scales);
   LatentSegment segment;
   LatentTile tile;
   constexpr bool kMovesRegisters = C.threads() == 3 * kWarpgroupSize;
-  if (warpgroup / C.loader_warpgroups() == 0) {
-    if constexpr (kMovesRegisters) ptx::setmaxnreg_dec<LatentRegisters<C>::kLoader>();
-    typename LoaderOf<C>::Type loader(params, pipeline, stages, smem.loader, scales,
-                                      C.loader_warpgroups() == 2 ? int(threadIdx.x) : thread);
+  if (warpgroup == 0) {
+    if constexpr (kMovesRegisters) ptx::setmaxnreg_dec<kLatentLoaderRegisters>();
+    typename LoaderOf<C>::Type loader(params, pipeline, stages, smem.loader, thread);
     while (segments.next(segment, tile)) {
       const int first_row = tile.first_row + rank * C.rows;
       if (first_row >= tile.rows) continue;
       if constexpr (C.is_wide()) prefetch_queries(params, tile, first_row, thread);
       loader.load(tile, segment);
     }
-    loader.finish();
     return;
   }
-  if constexpr (kMovesRegisters) ptx::setmaxnreg_inc<LatentRegisters<C>::kConsumer>();
-  typename RowsOf<C>::Type rows(params, smem.rows, pipeline, stages, scales,
-                                C.is_wide() ? int(threadIdx.x) - C.loader_threads() : thread);
+  if constexpr (kMovesRegisters) ptx::setmaxnreg_inc<kLatentConsumerRegisters>();
+  typename RowsOf<C>::Type rows(params, smem.rows, pipeline, stages,
+                                int(threadIdx.x) - kWarpgroupSize);
   while (segments.next(segment, tile)) {
     if (rank == 0 && thread == 0 && segment.part == 0 && segment.parts.count > 0) {
       params.tile_parts[segment.tile] = segment.parts;

@@ -65,7 +65,7 @@ class LatentLoader {
 
   __device__ __forceinline__ LatentLoader(const LatentParams& params,
                                           const Pipeline<C.stages()>& pipeline, uint32_t stages,
-                                          Smem&, uint32_t, int thread)
+                                          Smem&, int thread)
       : copies_(params, thread), pipeline_(pipeline), stages_(stages) {}
 
   __device__ __forceinline__ void load(const LatentTile& tile, const LatentSegment& segment) {
@@ -81,7 +81,6 @@ class LatentLoader {
       for (int stage = 0; stage < C.block_stages(); ++stage) copy(places, stage * C.stage_slabs());
     }
   }
-  __device__ __forceinline__ void finish() const {}
 
  private:
   __device__ __forceinline__ void copy(
@@ -115,7 +114,7 @@ class LatentWideLoader {
 
   __device__ __forceinline__ LatentWideLoader(const LatentParams& params,
                                               const Pipeline<C.stages()>& pipeline, uint32_t stages,
-                                              Smem&, uint32_t, int thread)
+                                              Smem&, int thread)
       : copies_(params, thread), ring_(pipeline, stages) {}
 
   __device__ __forceinline__ void load(const LatentTile& tile, const LatentSegment& segment) {
@@ -142,7 +141,6 @@ class LatentWideLoader {
       }
     }
   }
-  __device__ __forceinline__ void finish() const {}
 
  private:
   using Ring = LatentWideRing<C>;

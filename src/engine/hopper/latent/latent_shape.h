@@ -13,14 +13,9 @@ inline constexpr int kValueSlabs = int(kLatentValueDim) / kSlabChannels;
 
 // Rows of 656 bytes: 512 e4m3, four float32 scales of 128 channels each, 64 bfloat16.
 struct Group128 {
-  static constexpr int kScaleOffset = 512, kRopeOffset = 528;
-  static constexpr int kGroups = 4;
-  static constexpr int kSlabsOfGroup = kValueSlabs / kGroups;
-  static constexpr int kScaleBytes = kGroups * int(sizeof(float));  // of a key
-  static constexpr int kScaleSlots = 8;  // blocks (latent_byte_loader.cuh)
-  // What the loader copies and converts at once: slabs of values.
-  static constexpr int kBatchSlabs = 4;
-  static constexpr int kBatchBytes = kBatchSlabs * kLatentBlockKeys * kSlabChannels;
+  static constexpr int kRowBytes = 656, kScaleOffset = 512, kRopeOffset = 528;
+  static constexpr int kGroups = 4, kGroupChannels = 128;
+  static constexpr int kConsumerRows = 16;  // query rows of a consumer
 };
 
 struct LatentShape {
@@ -29,51 +24,46 @@ struct LatentShape {
   Element element;
   bool is_group128 = false;  // else rows of the element
 
-  FA3_HD constexpr int loader_warpgroups() const { return is_group128 ? 2 : 1; }
-  // 64 rows: two consumers, each with half of the value channels (latent_wide_rows.cuh).
+  // 64 rows: two consumers, each with half of the value channels (latent_wide_rows.cuh). Rows of
+  // bytes: two with 16 query rows each, the same ones or others (latent_byte_rows.cuh).
   FA3_HD constexpr bool is_wide() const { return rows == kRowsPerWarpgroup; }
-  FA3_HD constexpr int consumers() const { return is_wide() ? 2 : 1; }
+  FA3_HD constexpr int consumers() const { return is_wide() || is_group128 ? 2 : 1; }
+  FA3_HD constexpr int consumer_rows() const {
+    return is_group128 ? Group128::kConsumerRows : rows;
+  }
+  // Consumers that read, and release, each stage.
+  FA3_HD constexpr int readers() const { return is_group128 ? rows / consumer_rows() : 1; }
   FA3_HD constexpr int consumer_threads() const { return consumers() * kWarpgroupSize; }
-  FA3_HD constexpr int loader_threads() const { return loader_warpgroups() * kWarpgroupSize; }
-  FA3_HD constexpr int threads() const { return loader_threads() + consumer_threads(); }
+  FA3_HD constexpr int threads() const { return kWarpgroupSize + consumer_threads(); }
   FA3_HD constexpr int stream_tiles() const { return most_stream_tiles(rows); }
   FA3_HD constexpr int slabs() const { return head_dim / kSlabChannels; }
-  FA3_HD constexpr int slab_of_q_bytes() const { return rows * kSlabChannels * 2; }
-  // P, and with scales P times the scales of each group.
-  FA3_HD constexpr int weights() const { return is_group128 ? Group128::kGroups : 1; }
-  FA3_HD constexpr int weight_bytes() const { return rows * kLatentBlockKeys * 2; }
-  FA3_HD constexpr int scale_bytes() const {
-    return is_group128 ? Group128::kScaleSlots * kLatentBlockKeys * Group128::kScaleBytes : 0;
+  FA3_HD constexpr int slab_of_q_bytes() const { return consumer_rows() * kSlabChannels * 2; }
+  // A row of bytes, as far as it is read.
+  FA3_HD constexpr int row_bytes() const {
+    return head_dim == 576 ? Group128::kRowBytes : Group128::kRopeOffset;
   }
-  // What Q, P, scales, statistics of four warps, barriers and the sums of lengths leave.
+  // What Q, P, statistics of four warps, barriers and the sums of lengths leave.
   FA3_HD constexpr int ring_bytes() const {
     const int statistics = 2 * kWarpsPerWarpgroup * rows * int(sizeof(float));
     const int others = 1024 + kMostStreamTiles * int(sizeof(int));
-    return kMaxSmemBytes - slabs() * slab_of_q_bytes() - weights() * weight_bytes() -
-           scale_bytes() - statistics - others;
+    const int weights = rows * kLatentBlockKeys * 2;
+    return kMaxSmemBytes - slabs() * slab_of_q_bytes() - weights - statistics - others;
   }
   // Slabs that are announced at once, by CTAs of up to 32 rows (latent_wide_ring.cuh). All threads
   // of the loader arrive for what they have copied, one after the other: with a slab a stage that
   // took 3,600 clocks a block, measured on an H200.
-  FA3_HD constexpr int stage_slabs() const { return is_group128 ? 1 : head_dim == 576 ? 3 : 2; }
-  FA3_HD constexpr int stage_bytes() const { return stage_slabs() * kSlabBytes; }
+  FA3_HD constexpr int stage_slabs() const { return head_dim == 576 ? 3 : 2; }
+  FA3_HD constexpr int stage_bytes() const {
+    return is_group128 ? kLatentBlockKeys * Group128::kRowBytes : stage_slabs() * kSlabBytes;
+  }
   FA3_HD constexpr int block_stages() const { return slabs() / stage_slabs(); }
-  // The ring holds a block, and more: a batch is converted while a block is computed. With 64 rows
-  // it holds two blocks.
+  // The ring holds a block, and more: with 64 rows two. Rows of bytes have a stage a block: two are
+  // computed, two are on their way.
   FA3_HD constexpr int stages() const {
-    return is_wide()     ? 4
-           : is_group128 ? slabs() + Group128::kBatchSlabs + (rows == 16 ? 2 : 0)
-                         : ring_bytes() / stage_bytes();
+    return is_wide() || is_group128 ? 4 : ring_bytes() / stage_bytes();
   }
   FA3_HD constexpr int stages_bytes() const {
     return is_wide() ? 2 * slabs() * kSlabBytes : stages() * stage_bytes();
-  }
-  // Batches of raw rows on their way.
-  FA3_HD constexpr int raw_batches() const {
-    return is_group128 ? (ring_bytes() - stages_bytes()) / Group128::kBatchBytes : 0;
-  }
-  FA3_HD constexpr int batches_of_block() const {
-    return kValueSlabs / Group128::kBatchSlabs + (slabs() - kValueSlabs);
   }
   friend constexpr bool operator==(const LatentShape&, const LatentShape&) = default;
 };

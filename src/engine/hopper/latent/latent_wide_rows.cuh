@@ -62,7 +62,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   // thread: of both warpgroups.
   __device__ __forceinline__ LatentWideRows(const LatentParams& params, Smem& smem,
                                             const Pipeline<C.stages()>& pipeline, uint32_t stages,
-                                            uint32_t, int thread)
+                                            int thread)
       : Queries(params, ptx::cvta_to_shared(smem.q), thread),
         smem_(smem),
         ring_(pipeline, stages),

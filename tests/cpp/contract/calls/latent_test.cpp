@@ -116,6 +116,22 @@ TEST_P(Latent, tensors_in_every_form) {
   }
 }
 
+// Rows of bytes whose scales are subnormal, tiny, huge or 0, or differ from key to key.
+TEST_P(Latent, scales_of_any_size) {
+  LatentCase c{.rows = FA3_MLA_ROWS_GROUP128, .heads = 20, .keys = {200, 70}};
+  for (const double scale : {1e-38, 1e-30, 1e-10, 1e10, 1e30}) {
+    c.scale = scale;
+    EXPECT_EQ(run(c), "") << describe(c);
+  }
+  c.scale = 1, c.zero_scales = true;
+  EXPECT_EQ(run(c), "") << describe(c);
+  // Weights are alike, and the largest values count.
+  c.zero_scales = false, c.spread = 1e-9f, c.scale_octaves = 24;
+  EXPECT_EQ(run(c), "") << describe(c);
+  c.scale = 1e-30;
+  EXPECT_EQ(run(c), "") << describe(c);
+}
+
 TEST_P(Latent, any_number_of_splits) {
   for (const int splits : {1, 2, 7, 64}) {
     for (const bool invariant : {false, true}) {

@@ -43,6 +43,9 @@ std::string describe(const LatentCase& c) {
   if (c.sparse()) text << ", top " << c.top;
   if (c.causal) text << ", causal";
   if (c.sink) text << ", sink";
+  if (c.scale != 1) text << ", scales of " << c.scale;
+  if (c.scale_octaves > 0) text << ", " << c.scale_octaves << " octaves of scales";
+  if (c.zero_scales) text << ", scales of 0";
   text << ", splits " << c.num_splits << (c.batch_invariant ? ", invariant" : "") << ", seed "
        << c.seed;
   return text.str();
@@ -99,7 +102,9 @@ void LatentCall::write_row(int64_t slot) {
     row[c] = std::byte(random.below(0x7f) | random.below(2) << 7);
   }
   for (int group = 0; group < kGroups; ++group) {
-    const float scale = float(0.001 + 0.01 * random.uniform());
+    double of_group = c_.scale * (0.001 + 0.01 * random.uniform());
+    if (c_.scale_octaves > 0) of_group *= std::exp2(c_.scale_octaves * random.uniform());
+    const float scale = c_.zero_scales && group == 0 ? 0 : float(of_group);
     std::memcpy(row + kScaleOffset + 4 * group, &scale, sizeof(scale));
   }
   if (c_.dim > kValues) put(row + kRopeOffset, kRope, FA3_BFLOAT16);  // else they stay NaN
@@ -337,9 +342,11 @@ std::string LatentCall::compare_row(const Query& query, int64_t head, const Expe
   if (!near(lse_, expected.lse, &x)) return off("lse", expected.lse, x);
   if (!near(max_, expected.max, &x)) return off("max", expected.max, x);
   const bool is_zero = std::ranges::count(expected.o, 0.0) == kValues;
+  double size = 1;
+  for (const double right : expected.o) size = std::max(size, std::abs(right));
   for (int c = 0; c < kValues; ++c) {
     const double right = expected.o[size_t(c)], found = output(query.row, head, c);
-    const double distance = std::abs(found - right), most = 0.02 + 0.02 * std::abs(right);
+    const double distance = std::abs(found - right), most = 0.02 * size + 0.02 * std::abs(right);
     if (is_zero ? found != 0 : !(distance <= most)) return off("o", right, found);
     error_ += distance * distance, size_ += right * right;
   }

@@ -30,6 +30,9 @@ struct LatentCase {
   int num_splits = 0;
   bool batch_invariant = false;
   float spread = 1;  // of q
+  // Scales of rows of bytes: the factor of all, and how many octaves they differ by.
+  double scale = 1, scale_octaves = 0;
+  bool zero_scales = false;  // of the first group
   uint64_t seed = 1;
 
   bool sparse() const { return top >= 0; }

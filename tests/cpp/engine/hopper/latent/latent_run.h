@@ -7,8 +7,6 @@
 
 #include <cstddef>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "api/describe/describe_mla.h"
 #include "engine/hopper/latent/latent_kernel.cu"
@@ -22,27 +20,6 @@
 
 namespace fa3::hopper {
 
-// Parts of shared memory that meet within 1 KB: a thread's own chunks of raw rows, and the scales
-// of neighbouring blocks.
-template <LatentShape C>
-std::vector<machine::Buffer> small_buffers() {
-  using Smem = LatentSmem<C>;
-  std::vector<machine::Buffer> buffers;
-  if constexpr (C.is_group128) {
-    const auto add = [&](const char* name, size_t first, int bytes, int count) {
-      for (int i = 0; i < count; ++i) {
-        buffers.push_back(
-            {name, machine::kSmemBase + uint32_t(first) + uint32_t(i * bytes), bytes});
-      }
-    };
-    constexpr int kSlotBytes = kLatentBlockKeys * Group128::kScaleBytes;
-    add("raw", offsetof(Smem, loader), tile::kChunkBytes,
-        C.raw_batches() * Group128::kBatchBytes / tile::kChunkBytes);
-    add("scales", offsetof(Smem, scales), kSlotBytes, Group128::kScaleSlots);
-  }
-  return buffers;
-}
-
 template <LatentShape C>
 machine::KvBarriers stage_barriers() {
   const auto first = uint32_t(machine::kSmemBase + offsetof(LatentSmem<C>, barriers));
@@ -52,7 +29,7 @@ machine::KvBarriers stage_barriers() {
 // Makes the kernel of a shape known to launches.
 template <LatentShape C>
 void add_latent_kernel() {
-  machine::add_kernel(&latent_kernel<C>, small_buffers<C>());
+  machine::add_kernel(&latent_kernel<C>);
 }
 
 // Runs a call as the engine does. "" or what went wrong: what the model says, or a wrong result.

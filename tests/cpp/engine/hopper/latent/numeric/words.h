@@ -12,3 +12,7 @@ using std::isnan;
 
 #undef __shared__
 #define __shared__
+
+inline int max(int a, int b) {
+  return a > b ? a : b;
+}

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "engine/cuda/ptx/instructions.cuh"
+
 namespace fa3::hopper::ptx {
 
 inline float e4m3_number(uint32_t code) {
@@ -16,10 +18,10 @@ inline float e4m3_number(uint32_t code) {
   return code >> 7 & 1 ? -size : size;
 }
 
-inline void e4m3_to_bf16(uint32_t four, uint32_t& low, uint32_t& high) {
+inline void e4m3_to_f16(uint32_t four, uint32_t& low, uint32_t& high) {
   const auto pair = [&](int at) {
-    const float x = e4m3_number(four >> at & 0xff), y = e4m3_number(four >> (at + 8) & 0xff);
-    return __float_as_uint(x) >> 16 | (__float_as_uint(y) & 0xffff0000u);
+    return cuda::pack_pair<cuda::Element::kFp16>(e4m3_number(four >> at & 0xff),
+                                                 e4m3_number(four >> (at + 8) & 0xff));
   };
   low = pair(0);
   high = pair(16);

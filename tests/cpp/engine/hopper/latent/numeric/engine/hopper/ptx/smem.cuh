@@ -7,10 +7,22 @@
 namespace fa3::hopper::ptx {
 
 using cuda::ld_shared_b32x4;
+using cuda::st_shared_b32;
 using cuda::st_shared_b32x4;
 
+inline uint32_t ld_shared_b32(uint32_t address) {
+  uint32_t value;
+  cuda::load_numbers(address, value);
+  return value;
+}
+inline void ld_shared_b32x2(uint32_t address, uint32_t (&value)[2]) {
+  cuda::load_numbers(address, value);
+}
 inline void ld_shared_f32x4(uint32_t address, float (&value)[4]) {
   cuda::load_numbers(address, value);
+}
+inline void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
+  cuda::store_numbers(address, value);
 }
 
 // PTX ISA, "stmatrix": lane 8 m + i has the address of row i of matrix m.
