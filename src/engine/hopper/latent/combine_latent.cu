@@ -108,20 +108,12 @@ __global__ void __launch_bounds__(kMostWarps* cuda::kWarpSize)
   const auto row_of = [&](int part) {
     return int64_t{parts.slot_of(part)} * params.rows_of_team() + place.row;
   };
-  // Warps take parts in turn; each finds the reference for itself.
+  // Warps take parts in turn; each finds the reference for itself, while its first parts are on
+  // their way.
   const int warp = int(threadIdx.x) / cuda::kWarpSize, warps = int(blockDim.x) / cuda::kWarpSize;
-  float ref = -cuda::kInfinity;
-  for (int part = ptx::lane(); part < parts.count; part += cuda::kWarpSize) {
-    ref = fmaxf(ref, params.partial_sums[row_of(part)].ref);
-  }
-#pragma unroll
-  for (int distance = 1; distance < cuda::kWarpSize; distance *= 2) {
-    ref = fmaxf(ref, __shfl_xor_sync(0xffffffff, ref, distance));
-  }
-  CombinedSum all{cuda::finite_reference(ref), 0};
-  for (int first = warp; first < parts.count; first += kAtOnce * warps) {
-    float4 o[kAtOnce];
-    LatentSum sums[kAtOnce];
+  float4 o[kAtOnce];
+  LatentSum sums[kAtOnce];
+  const auto load = [&](int first) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int part = first + i * warps;
@@ -134,8 +126,22 @@ __global__ void __launch_bounds__(kMostWarps* cuda::kWarpSize)
             reinterpret_cast<const float4*>(params.partial_o + row * kLatentValueDim + column));
       }
     }
+  };
+  load(warp);
+  float ref = -cuda::kInfinity;
+  for (int part = ptx::lane(); part < parts.count; part += cuda::kWarpSize) {
+    ref = fmaxf(ref, params.partial_sums[row_of(part)].ref);
+  }
+#pragma unroll
+  for (int distance = 1; distance < cuda::kWarpSize; distance *= 2) {
+    ref = fmaxf(ref, __shfl_xor_sync(0xffffffff, ref, distance));
+  }
+  CombinedSum all{cuda::finite_reference(ref), 0};
+  for (int first = warp; first < parts.count;) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) all.add_part(sums[i], o[i]);
+    first += kAtOnce * warps;
+    if (first < parts.count) load(first);
   }
   __shared__ float4 of_warp[kMostWarps][cuda::kWarpSize];
   __shared__ float sum_of_warp[kMostWarps];

@@ -57,16 +57,25 @@ struct LatentSegment {
   LatentParts parts;
 };
 
-// Stream: the units of team t of `teams` are [begin(t), begin(t + 1)).
+// Stream: the units of team t of `teams` are [begin(t), begin(t + 1)); the first teams have one
+// more. In 32 bits: a division in 64 takes a hundred instructions, which a short call feels.
 struct StreamRanges {
   int total = 0, teams = 1;
+  int each = 0, longer = 0;  // units of a team, and how many have one more
 
   // Never more teams than units, so no team between two others is empty.
   FA3_HD constexpr StreamRanges(int units, int most_teams)
-      : total(units), teams(most_teams < units ? most_teams : units) {}
-  FA3_HD constexpr int begin(int team) const { return int(int64_t{team} * total / teams); }
+      : total(units), teams(most_teams < units ? most_teams : units) {
+    if (teams == 0) return;
+    each = total / teams;
+    longer = total - teams * each;
+  }
+  FA3_HD constexpr int begin(int team) const {
+    return team * each + (team < longer ? team : longer);
+  }
   FA3_HD constexpr int team_of(int unit) const {
-    return int((int64_t{unit + 1} * teams - 1) / total);
+    const int of_longer = longer * (each + 1);
+    return unit < of_longer ? unit / (each + 1) : longer + (unit - of_longer) / each;
   }
 };
 
@@ -130,7 +139,7 @@ FA3_HD inline LatentTile latent_tile(const LatentParams& params, int number) {
   LatentTile t;
   t.first_row = (number - of * params.tiles_of_sequence) * params.rows_of_team();
   if (p.sparse) {
-    const int tokens = int(p.lengths_q.max);  // a division of 64 bits takes several times as long
+    const int tokens = int(p.lengths_q.max);
     t.b = of / tokens;
     t.first_token = of - t.b * tokens;
     t.tokens = 1;
@@ -157,12 +166,10 @@ FA3_HD inline LatentSegment fixed_segment(const LatentParams& params, int at, La
   s.tile = at / params.splits;
   s.part = at - s.tile * params.splits;
   tile = latent_tile(params, s.tile);
-  const int64_t blocks = tile.blocks();
-  s.end = int(blocks);
-  if (params.splits > 1) {
-    s.first = int(blocks * s.part / params.splits);
-    s.end = int(blocks * (s.part + 1) / params.splits);
-  }
+  const int blocks = tile.blocks(), each = blocks / params.splits;
+  const int longer = blocks - each * params.splits;  // the first parts have one more
+  s.first = s.part * each + (s.part < longer ? s.part : longer);
+  s.end = s.first + each + (s.part < longer ? 1 : 0);
   const int first_slot = s.tile * params.splits;
   s.parts = {.count = params.splits, .first_slot = first_slot, .other_slot = first_slot};
   return s;

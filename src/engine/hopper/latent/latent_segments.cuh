@@ -53,34 +53,32 @@ class LatentSegments {
   }
 
  private:
+  // A tile a thread at a time: its length is one load away, not several.
   __device__ __forceinline__ void add_up() {
-    constexpr int kOwn = 4;
-    static_assert(MostTiles <= kOwn * Threads);
-    const int first = int(threadIdx.x) * kOwn;
-    const bool adds = Threads * kOwn == MostTiles || first < MostTiles;
-    int own[kOwn], sum = 0;
+    const int thread = int(threadIdx.x), warp = thread / kWarpSize;
+    int before = 0;  // of all tiles of earlier rounds
+#pragma unroll 1
+    for (int first = 0; first < params_.tiles; first += Threads) {
+      const int tile = first + thread;
+      const int own = tile < params_.tiles ? latent_tile(params_, tile).blocks() : 0;
+      int sum = own;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      own[i] = first + i < params_.tiles ? latent_tile(params_, first + i).blocks() : 0;
+      for (int distance = 1; distance < kWarpSize; distance *= 2) {
+        const int left = __shfl_up_sync(0xffffffff, sum, distance);
+        if (ptx::lane() >= distance) sum += left;
+      }
+      if (ptx::lane() == kWarpSize - 1) smem_.warps[warp] = sum;
+      __syncthreads();
+      int all = 0;
+#pragma unroll
+      for (int w = 0; w < Threads / kWarpSize; ++w) {
+        if (w == warp) sum += all;
+        all += smem_.warps[w];
+      }
+      if (tile < params_.tiles) smem_.ends[tile] = before + sum;
+      before += all;
+      __syncthreads();
     }
-#pragma unroll
-    for (int& n : own) n = sum += n;
-    int before = sum;
-#pragma unroll
-    for (int distance = 1; distance < kWarpSize; distance *= 2) {
-      const int left = __shfl_up_sync(0xffffffff, before, distance);
-      if (ptx::lane() >= distance) before += left;
-    }
-    const int warp = int(threadIdx.x) / kWarpSize;
-    if (ptx::lane() == kWarpSize - 1) smem_.warps[warp] = before;
-    __syncthreads();
-    before -= sum;
-    for (int w = 0; w < warp; ++w) before += smem_.warps[w];
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      if (adds) smem_.ends[first + i] = before + own[i];
-    }
-    __syncthreads();
   }
 
   const LatentParams& params_;
