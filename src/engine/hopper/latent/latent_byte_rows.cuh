@@ -14,10 +14,10 @@
 // second one gives its sums to the first. Of 32 rows: each has 16, and reads all blocks.
 //
 // Which channel or key stands where in a product is free, if A and B agree: a lane reads words that
-// lie in different banks. In S^T lane 4 r + j has keys r and r + 8 of the warp's 16, and of 32
-// words (128 channels of e4m3, 64 of bf16) those from kFirstWords[j] on. In O^T it has four
-// neighbouring channels of each group, and of 16 keys 2 j, 2 j + 1 and those 8 behind. Next:
-// latent_scores.cuh.
+// lie in other banks than those of its neighbours. In S^T lane 4 r + j has keys r and r + 8 of the
+// warp's 16, and of 32 words (128 channels of e4m3, 64 of bf16) those from first_word() on. In O^T
+// it has four neighbouring channels of each group, and of 16 keys 2 j, 2 j + 1 and those 8 behind.
+// Next: latent_scores.cuh.
 #pragma once
 
 #include "engine/hopper/latent/latent_scores.cuh"
@@ -65,7 +65,7 @@ class LatentByteRows : LatentScores<C> {
                                             const Pipeline<C.stages()>& pipeline, uint32_t stages,
                                             int thread)
       : LatentByteRows(params, smem, pipeline, stages, thread % kWarpgroupSize,
-                       int(uniform(thread / kWarpgroupSize))) {}
+                       int(uniform_stage(uint32_t(thread / kWarpgroupSize)))) {}
 
   // Loads the tile's queries. Rows behind the last are zeros.
   __device__ __forceinline__ void start(const LatentTile& tile, int first_row) {

@@ -13,6 +13,9 @@
 // fills a ring of slabs, 64 keys of 64 channels (latent_shape.h says how many): a block being
 // computed holds 9, others are on their way.
 //
+// Rows of 656 bytes lie in shared memory as they are, and become fp16 in registers on their way to
+// the products, which takes two consumers (latent_byte_rows.cuh).
+//
 // With 64 rows the products of a block take longer than its rows from memory, and two consumers
 // share a block's work (latent_wide_rows.cuh).
 //
@@ -66,7 +69,11 @@ struct LatentSmem {
 
 // With three warpgroups setmaxnreg moves registers from the loader to consumers. Those of a thread
 // of each may sum to 504 at most, else setmaxnreg waits for ever.
-inline constexpr int kLatentLoaderRegisters = 72, kLatentConsumerRegisters = 216;
+template <LatentShape C>
+struct LatentRegisters {
+  static constexpr int kLoader = C.is_wide() ? 72 : 40;
+  static constexpr int kConsumer = (504 - kLoader) / 2;
+};
 
 template <LatentShape C>
 __global__ void __launch_bounds__(C.threads(), 1)
@@ -90,7 +97,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
   LatentTile tile;
   constexpr bool kMovesRegisters = C.threads() == 3 * kWarpgroupSize;
   if (warpgroup == 0) {
-    if constexpr (kMovesRegisters) ptx::setmaxnreg_dec<kLatentLoaderRegisters>();
+    if constexpr (kMovesRegisters) ptx::setmaxnreg_dec<LatentRegisters<C>::kLoader>();
     typename LoaderOf<C>::Type loader(params, pipeline, stages, smem.loader, thread);
     while (segments.next(segment, tile)) {
       const int first_row = tile.first_row + rank * C.rows;
@@ -100,7 +107,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
     }
     return;
   }
-  if constexpr (kMovesRegisters) ptx::setmaxnreg_inc<kLatentConsumerRegisters>();
+  if constexpr (kMovesRegisters) ptx::setmaxnreg_inc<LatentRegisters<C>::kConsumer>();
   typename RowsOf<C>::Type rows(params, smem.rows, pipeline, stages,
                                 int(threadIdx.x) - kWarpgroupSize);
   while (segments.next(segment, tile)) {
