@@ -99,9 +99,8 @@ def main():
         "// SPDX-License-Identifier: Apache-2.0\n// Written by tools/gen_wgmma.py; do not edit.\n"
     ]
     narrow = sys.argv[2:] == ["--narrow"]
-    widths_of = (NARROW_SS_WIDTHS, NARROW_RS_WIDTHS) if narrow else (SS_WIDTHS, RS_WIDTHS)
-    of_kinds = zip(("ss", "rs"), widths_of)
-    for kind, widths in of_kinds:
+    ss, rs = (NARROW_SS_WIDTHS, NARROW_RS_WIDTHS) if narrow else (SS_WIDTHS, RS_WIDTHS)
+    for kind, widths in (("ss", ss), ("rs", rs)):
         for width in widths:
             for element, ptx_type in ELEMENTS:
                 parts.append(atom(kind, width, element, ptx_type))

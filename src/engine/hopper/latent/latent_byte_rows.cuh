@@ -245,7 +245,7 @@ class LatentByteRows : LatentScores<C> {
     multiply_values(words, rows, stage);
   }
 
-  // Of the thread's two keys.
+  // Loads the scales of the thread's two keys.
   __device__ __forceinline__ void load_scales(uint32_t rows, float (&scales)[2][kGroups]) const {
     const uint32_t at = rows + uint32_t(this->first_key() * kRowBytes + Group128::kScaleOffset);
 #pragma unroll
@@ -330,7 +330,7 @@ class LatentByteRows : LatentScores<C> {
     return uint32_t((j / 2 * 16 + j % 2 * 2) * 4);
   }
 
-  // Of 32 words of the thread's two keys: eight.
+  // Loads eight of 32 words of each of the thread's two keys.
   static __device__ __forceinline__ void load_words(uint32_t (&words)[2][kSteps], uint32_t at) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
