@@ -59,9 +59,9 @@ __device__ RowPlace place_of(const LatentParams& params, int token, int head) {
     if (token < rows.begin || token >= rows.begin + rows.used) return place;
     row += int(token - rows.begin) * params.heads;
   } else {
-    const int of = int(token / p.lengths_q.max);
+    const int tokens = int(p.lengths_q.max), of = token / tokens;
     place.at.b = of;
-    place.at.row = token - of * p.lengths_q.max;
+    place.at.row = token - of * tokens;
     sequence = p.sparse ? token : of;
     if (!p.sparse) row += int(place.at.row) * params.heads;
   }
@@ -90,11 +90,14 @@ __device__ void store(const MlaProblem& p, const ResultRow& at, int column, cons
 
 __global__ void __launch_bounds__(kMostWarps* cuda::kWarpSize)
     combine_latent_kernel(const __grid_constant__ LatentParams params) {
-  ptx::griddepcontrol_wait();
   const MlaProblem& p = params.problem;
+  // Lengths may come from a kernel before; without them the place is found under the other kernel.
+  if (p.lengths_q.packed()) ptx::griddepcontrol_wait();
   const int token = int(blockIdx.x) / params.heads, head = int(blockIdx.x) % params.heads;
   const int column = int(blockIdx.y) * kCtaColumns + ptx::lane() * kOwn;
   const RowPlace place = place_of(params, token, head);
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   if (place.tile < 0) {
     store(p, place.at, column, {}, 0);
     if (threadIdx.x == 0 && blockIdx.y == 0) {
