@@ -11,9 +11,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from fa3._arrays import is_fake
 from fa3.errors import Unsupported
 from fa3.hf import paged
+from fa3.hf.later import Later
 from fa3.hf.mask import Mask, Pattern, is_tracing, packed_lengths
 from fa3.torch import attention, onnx
-from fa3.torch.later import Later
 
 # What models hand to every layer and eager attention does not look at either.
 HARMLESS = {

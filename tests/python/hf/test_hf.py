@@ -300,7 +300,7 @@ def test_a_gpu_is_asked_for_restarts_once_a_call_and_nobody_waits(monkeypatch):
         "cuda.is_current_stream_capturing": lambda: False,
     }.items():
         monkeypatch.setattr(f"torch.{name}", stand_in)
-    monkeypatch.setattr("fa3.torch.later.in_host_memory", lambda: torch.empty((), dtype=torch.bool))
+    monkeypatch.setattr("fa3.hf.later.in_host_memory", lambda: torch.empty((), dtype=torch.bool))
     q = torch.randn(1, 2, 6, 16)
     module = torch.nn.Module()
     module.is_causal = True
