@@ -27,27 +27,27 @@ struct Layout {
 
 // The layouts of a params struct, oldest first.
 template <class Params>
-constexpr std::array<Layout, 0> kLayouts;
+inline constexpr std::array<Layout, 0> kLayouts;
 template <>
-constexpr auto kLayouts<fa3_forward_params> = std::to_array<Layout>({{2680, 784}});
+inline constexpr auto kLayouts<fa3_forward_params> = std::to_array<Layout>({{2680, 784}});
 template <>
-constexpr auto kLayouts<fa3_backward_params> = std::to_array<Layout>({{2256, 784}});
+inline constexpr auto kLayouts<fa3_backward_params> = std::to_array<Layout>({{2256, 784}});
 template <>
-constexpr auto kLayouts<fa3_merge_params> = std::to_array<Layout>({{432}});
+inline constexpr auto kLayouts<fa3_merge_params> = std::to_array<Layout>({{432}});
 template <>
-constexpr auto kLayouts<fa3_append_params> = std::to_array<Layout>({{1688}});
+inline constexpr auto kLayouts<fa3_append_params> = std::to_array<Layout>({{1688}});
 template <>
-constexpr auto kLayouts<fa3_quantize_params> = std::to_array<Layout>({{880}});
+inline constexpr auto kLayouts<fa3_quantize_params> = std::to_array<Layout>({{880}});
 template <>
-constexpr auto kLayouts<fa3_mla_forward_params> = std::to_array<Layout>({{2040}});
+inline constexpr auto kLayouts<fa3_mla_forward_params> = std::to_array<Layout>({{2040}});
 template <>
-constexpr auto kLayouts<fa3_mla_backward_params> = std::to_array<Layout>({{1280}});
+inline constexpr auto kLayouts<fa3_mla_backward_params> = std::to_array<Layout>({{1280}});
 template <>
-constexpr auto kLayouts<fa3_mla_append_params> = std::to_array<Layout>({{1176}});
+inline constexpr auto kLayouts<fa3_mla_append_params> = std::to_array<Layout>({{1176}});
 template <>
-constexpr auto kLayouts<fa3_mla_gather_params> = std::to_array<Layout>({{544}});
+inline constexpr auto kLayouts<fa3_mla_gather_params> = std::to_array<Layout>({{544}});
 template <>
-constexpr auto kLayouts<fa3_ring> = std::to_array<Layout>({{56}});
+inline constexpr auto kLayouts<fa3_ring> = std::to_array<Layout>({{56}});
 
 template <class Params>
 constexpr std::span<const Layout> layouts_of() {
