@@ -194,14 +194,14 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
       find_largest(scores, segment.first + i + 1, largest);
       turns_.wait();
       read_references(given);
-      if (choose_references(largest, given, refs)) {
-        move_references(given);
-        issue_other(even_p_, 0);
+      // Decided by each warp for itself, so no product may stand in a branch.
+      const bool is_rare = choose_references(largest, given, refs);
+      if (is_rare) move_references(given);
+      issue_other(even_p_, 0);
+      if (is_rare) {
         ptx::wgmma_wait_group<0>();
         move_references(refs);
         cuda::rebase_large_rows(scores, largest, score_, refs);
-      } else {
-        issue_other(even_p_, 0);
       }
       exponentiate(scores, refs, p);
       give(odd_p_, p);
