@@ -10,7 +10,8 @@ attention kernel in the objects this counts opcodes and fails on
   - products the compiler serialised: more waits between them than the source has;
   - exponentials other than one for each score of a softmax site: the costliest scalar work;
   - a missing register reallocation.
-Of the ampere engine's: local memory traffic, and other than the products of the source.
+Of the ampere engine's and of latent caches: local memory traffic, and other than the products of
+the source. A product in a branch that each warp takes for itself would be there twice.
 """
 
 import re
@@ -47,6 +48,15 @@ class Expected:
     more_exponentials: int = 0  # that are allowed: factors of rows
     spilled: int = 0  # loads or stores of spilled registers that are known
     reallocations: int = 2  # of registers: producer down, consumers up
+
+
+@dataclass
+class ExpectedLatent:
+    """The same of a kernel of latent caches: products alone."""
+
+    ss: int
+    rs: int
+    spilled: int = 0
 
 
 @dataclass
@@ -235,6 +245,19 @@ def backward(
     return Expected(ss, rs, 14 + 2 * dq_sites + of_pairs, exponentials, 0, spilled, 2 + helpers)
 
 
+def latent(rows: int, head_dim: int, is_bytes: int) -> ExpectedLatent:
+    """Q K^T of 64 keys, and P V of 512 channels as O^T.
+
+    Of 64 rows: the consumer of even blocks has Q K^T, its own P V (from registers) and the other's
+    in two, two and one places, that of odd blocks in one, one and two; each has half of O.
+    """
+    scores, values = head_dim // 16, 4
+    if rows == 64:
+        return ExpectedLatent(3 * scores + 3 * values, 3 * values, spilled=head_dim > 512)
+    products = scores + 512 // 64 * values
+    return ExpectedLatent(0, products) if is_bytes else ExpectedLatent(products, 0)
+
+
 def ampere_backward(
     d: int, dv: int, block_m: int, block_n: int, stages: int, smem_class: int, scored: int
 ) -> ExpectedMma:
@@ -305,17 +328,25 @@ def backward_arguments(k: dict) -> dict:
     }
 
 
+def latent_arguments(k: dict) -> dict:
+    """Of a kernel of latent caches, by the fields of LatentShape."""
+    return {name: k[name] for name in ("rows", "head_dim", "is_bytes")}
+
+
 # By engine and function: the kind, what is expected, and its arguments by the fields.
 KERNELS = {
     ("hopper", "forward_kernel"): ("forward", forward, forward_arguments),
     ("hopper", "decode_kernel"): ("decode", decode, forward_arguments),
     ("hopper", "backward_kernel"): ("backward", backward, backward_arguments),
+    ("hopper", "latent_kernel"): ("latent", latent, latent_arguments),
     ("ampere", "forward_kernel"): ("ampere forward", ampere_forward, None),
     ("ampere", "backward_kernel"): ("ampere backward", ampere_backward, None),
 }
 
 
-def expected_of(symbol: Symbol) -> tuple[str, str, Expected | ExpectedMma] | None:
+def expected_of(
+    symbol: Symbol,
+) -> tuple[str, str, Expected | ExpectedLatent | ExpectedMma] | None:
     """The kind, the label and what is expected, of an attention kernel."""
     engine, function = (["", *symbol.names])[-2:]
     if (engine, function) not in KERNELS:
@@ -377,7 +408,7 @@ def exponentials(code: bytes) -> int:
     return sum(low & OPCODE_MASK == MUFU and high >> 10 & 15 == EX2 for low, high in words)
 
 
-def complaints(expected: Expected | ExpectedMma, code: bytes) -> list[str]:
+def complaints(expected: Expected | ExpectedLatent | ExpectedMma, code: bytes) -> list[str]:
     """What is wrong with a kernel, in sentences."""
     count = opcodes(code)
     if isinstance(expected, ExpectedMma):
@@ -390,6 +421,8 @@ def complaints(expected: Expected | ExpectedMma, code: bytes) -> list[str]:
         products = sum(count[op] for op in ops)
         if products != sites:
             found.append(f"{products} {kind} products, expected {sites}")
+    if isinstance(expected, ExpectedLatent):
+        return found
     if count[WARPGROUP] != expected.fences_and_waits:
         found.append(
             f"{count[WARPGROUP]} fences and waits, expected {expected.fences_and_waits}: serialised"
