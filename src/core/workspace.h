@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A workspace is described once, by a function that takes a Carver and returns pointers. Without
-// memory the carver only counts, so that what a plan asks for and what a run cuts cannot differ:
+// A workspace is described once, by a function that takes a WorkspaceAllocator and returns
+// pointers. Without memory the allocator only counts, so a plan asks for exactly what a run takes:
 //
 //   struct Parts { float* sums; int* counter; };
-//   Parts carve(const Problem& p, Carver& carver) {
-//     return {carver.take<float>(p.batch, p.heads_q), carver.take<int>(1)};
+//   Parts allocate(const Problem& p, WorkspaceAllocator& allocator) {
+//     return {allocator.take<float>(p.batch, p.heads_q), allocator.take<int>(1)};
 //   }
-//   planning:  plan->workspace_bytes = bytes_of([&](Carver& carver) { carve(problem, carver); });
-//   running:   Carver carver(workspace);  const Parts parts = carve(problem, carver);
+//   planning:  plan->workspace_bytes = bytes_of([&](auto& allocator) { allocate(p, allocator); });
+//   running:   WorkspaceAllocator allocator(workspace);  const Parts parts = allocate(p,
+//   allocator);
 #pragma once
 
 #include <algorithm>
