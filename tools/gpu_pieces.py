@@ -29,13 +29,13 @@ SANITIZED_BACKWARD = ("64x128", "packed-used")
 RACECHECK_HEAD_DIM = 128
 # Kinds whose kernels of the same head dims share a process, and so their inputs and oracles.
 SHARED_TABLES = ("forward", "cache")
-CONTRACT_SHARDS = 6
+CONTRACT_SHARDS = 12
 EDGE_SECONDS = 60
 # Random calls of the latent kernels: a program's, each with its seed; and under a sanitizer.
 LATENT_CALLS, LATENT_SEEDS = 100, range(1, 9)
 SANITIZED_LATENT_CALLS = 12
 # Processes among which the Python tests are dealt: most of their time is NVRTC's.
-PYTHON_PROCESSES = 12
+PYTHON_PROCESSES = 24
 SCORE_PROCESSES = 4
 PYTHON_PIECE = "Python package on CUDA tensors"
 # Score functions, which both engines compile.

@@ -142,16 +142,17 @@ def words_of(command: list) -> str:
     return PLACES.sub("", " ".join(words))
 
 
-def checked(command: list, codes: KernelCode) -> str | None:
-    """What a command checks: its words and the hash of its rows' machine code; None where that is
-    not known. The hash stands for the rows' numbers, which change when a table gets another."""
+def checked(command: list, codes: KernelCode, sources: str = "") -> str | None:
+    """What a command checks: its words and the hash of its rows' machine code, else of the piece's
+    sources; None where neither is known. The hash stands for the rows' numbers, which change when a
+    table gets another."""
     words = ROW_NUMBERS.sub(r"\1", words_of(command).partition(" --digests ")[0])
-    code = codes.of_command(command)
+    code = codes.of_command(command) or sources
     return f"{words}: {code}" if code else None
 
 
-def all_checked(commands: list, codes: KernelCode) -> set[str]:
-    return {one for command in commands if (one := checked(command, codes))}
+def all_checked(commands: list, codes: KernelCode, sources: str = "") -> set[str]:
+    return {one for command in commands if (one := checked(command, codes, sources))}
 
 
 def has_passed(output: str, status: int) -> bool:
@@ -167,28 +168,29 @@ def run_piece(
     pool: ThreadPoolExecutor,
     codes: KernelCode = NO_CODE,
     known: Collection[str] = (),
+    sources: str = "",
 ) -> dict:
     """Runs one piece; 'passed' also needs every summary line, so that a crash is a failure.
 
     'seconds' adds up those of its commands. `known` has what was checked before, as checked() says
-    it; 'code' has it of the commands that passed now and those carried over, as does
-    passed_commands until the piece ends."""
+    it with the hash of the piece's `sources`; 'code' has it of the commands that passed now and
+    those carried over, as does passed_commands until the piece ends."""
     stale = stale_module(build) if name == PYTHON_PIECE else None
     if not commands or stale:
         why = f"{stale} is not as its source: build all" if stale else "its program is not built"
         skipped = {"name": name, "passed": False, "skipped": why}
         return {**skipped, "code": [*known]} if known else skipped
-    carried = [command for command in commands if checked(command, codes) in known]
+    carried = [command for command in commands if checked(command, codes, sources) in known]
     commands = [command for command in commands if command not in carried]
     if commands and shutil.which(commands[0][0]) is None:
         missing = f"{commands[0][0]} is not on this machine"
         return {"name": name, "passed": False, "skipped": missing, "code": [*known]}
-    passed = passed_commands[name] = all_checked(carried, codes)
+    passed = passed_commands[name] = all_checked(carried, codes, sources)
 
     def run(command):
         result = run_command(command, build)
         if has_passed(*result[:2]):
-            passed.update(all_checked([command], codes))
+            passed.update(all_checked([command], codes, sources))
         else:  # at once: the piece may not end
             tail = (f"    {line}" for line in end_of(command, result[0]))
             print(f"failed: {words_of(command)}", *tail, sep="\n", flush=True)
@@ -200,6 +202,8 @@ def run_piece(
     failed = [i for i, (output, status, _) in enumerate(ended) if not has_passed(output, status)]
     if ended and not any(checks for checks, _ in found):
         failed = list(range(len(ended)))
+    if not failed:  # the record has the sources' hash once
+        passed = {one for one in passed if not (sources and one.endswith(sources))}
     # What is shown of several commands: the ends of those that failed, or else of the last.
     shown = failed or range(len(ended))[-1:]
     return {
@@ -291,7 +295,9 @@ def verify(build: Path, path: Path, only: Sequence[str] = ("",), gpu_oracle: boo
             return done[name]
         if AFTER.get(name) in running:
             running[AFTER[name]].result()
-        result = run_piece(name, todo[name], build, command_pool, codes, known.get(name, ()))
+        result = run_piece(
+            name, todo[name], build, command_pool, codes, known.get(name, ()), digests[name]
+        )
         return {**result, **seen_here, "source_hash": digests[name]}
 
     def keep_parts():

@@ -344,6 +344,24 @@ def test_a_run_that_is_ended_early_keeps_what_passed_of_pieces_that_there_are(tm
     assert code.startswith("check --rows: ")
 
 
+def test_commands_that_passed_are_carried_over_for_the_same_sources(tmp_path):
+    good = [sys.executable, "-c", "print('3 checks, 0 failures')"]
+    bad = [sys.executable, "-c", "print('2 checks, 1 failures'); raise SystemExit(1)"]
+
+    def run(commands, known, sources):
+        with ThreadPoolExecutor(2) as pool:
+            code = gpu_verify.NO_CODE
+            return gpu_verify.run_piece("suite", commands, tmp_path, pool, code, known, sources)
+
+    first = run([good, bad], (), "these")
+    (kept,) = first["code"]
+    assert not first["passed"] and kept.endswith(": these")
+    again = run([good, [*bad[:2], "print('2 checks, 0 failures')"]], first["code"], "these")
+    assert again["passed"] and (again["carried"], again["checks"]) == (1, 2)
+    assert "code" not in again
+    assert "carried" not in run([good], first["code"], "others")
+
+
 def test_a_piece_of_several_commands_sums_them_and_fails_with_one(tmp_path):
     good = [sys.executable, "-c", "print('3 checks, 0 failures')"]
     bad = [sys.executable, "-c", "print('2 checks, 1 failures'); raise SystemExit(1)"]
