@@ -21,8 +21,6 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-import harness
 from check_kernels import device_images, expected_of
 from kernel_code import Symbol
 
@@ -150,6 +148,9 @@ def disassemble(image: bytes) -> str:
 
 
 def main():
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    import harness  # which needs torch
+
     for path in map(Path, sys.argv[1:]):
         for image in device_images(path.read_bytes()):
             for name, listing in functions(disassemble(image)).items():
