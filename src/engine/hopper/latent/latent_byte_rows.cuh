@@ -85,7 +85,7 @@ class LatentByteRows : LatentScores<C> {
 
   __device__ __forceinline__ void attend(const LatentSegment& segment) {
     for (int block = segment.first; block < segment.end; ++block) {
-      if (!kTakesTurns || (block - segment.first) % 2 == consumer_) attend(block);
+      !kTakesTurns || (block - segment.first) % 2 == consumer_ ? attend(block) : pass();
       at_.advance();
     }
     this->add_up_sums();
@@ -211,6 +211,14 @@ class LatentByteRows : LatentScores<C> {
   }
 
   // ---- A block ----
+
+  // The other consumer's. Waits for it and releases it all the same: in segments of one block this
+  // one would be ahead by a whole ring, or behind.
+  __device__ __forceinline__ void pass() const {
+    pipeline_.wait_full(at_);
+    __syncwarp();
+    if (leads_warp()) pipeline_.release(at_.stage());
+  }
 
   __device__ __forceinline__ void attend(int block) {
     bool valid[2];

@@ -31,8 +31,8 @@ struct LatentShape {
   FA3_HD constexpr int consumer_rows() const {
     return is_group128 ? Group128::kConsumerRows : rows;
   }
-  // Consumers that read, and release, each stage.
-  FA3_HD constexpr int readers() const { return is_group128 ? rows / consumer_rows() : 1; }
+  // Consumers that wait for each stage, and release it.
+  FA3_HD constexpr int readers() const { return is_group128 ? consumers() : 1; }
   FA3_HD constexpr int consumer_threads() const { return consumers() * kWarpgroupSize; }
   FA3_HD constexpr int threads() const { return kWarpgroupSize + consumer_threads(); }
   FA3_HD constexpr int stream_tiles() const { return most_stream_tiles(rows); }

@@ -67,6 +67,16 @@ TEST_F(Latent, pages_have_any_size) {
   expect_right({.heads = 8, .page_size = 48, .keys = {90, 40}, .one_page = true});
 }
 
+// In segments of one block a consumer that takes turns has nothing to do, and the ring goes round.
+TEST_F(Latent, many_short_sequences_come_before_long_ones) {
+  for (const int count : {1, 2, 3, 5, 8, 12}) {
+    LatentCase c{.heads = 3, .num_splits = 1};
+    c.keys.assign(3 * count, 1);
+    c.keys.insert(c.keys.end(), 3, 200);
+    expect_right(c);
+  }
+}
+
 TEST_F(Latent, causal_rows_see_different_keys) {
   expect_right({.tokens = 7, .heads = 5, .keys = {70, 3, 0}, .causal = true});
   expect_right({.tokens = 5, .heads = 16, .keys = {66}, .causal = true});  // three CTAs a team
