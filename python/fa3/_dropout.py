@@ -19,7 +19,8 @@ def refuse_seed(seed):
 
 
 def refuse_other_than_probability(p):
-    if not hasattr(p, "__float__") or not 0 <= p <= 1:
+    is_number = hasattr(p, "__float__") and getattr(p, "shape", ()) == ()
+    if not is_number or not 0 <= p <= 1:
         raise InvalidArgument(f"dropout_p: expected a probability from 0 to 1, got {p!r}")
 
 

@@ -261,7 +261,9 @@ def in_order(caller, named, known=OF_FORWARD):
         except KeyError:
             message = f"{caller}() got an unexpected keyword argument {name!r}"
             raise TypeError(message + instead_of(name, known)) from None
-        if value is default or value is None or (type(value) is float and value == default):
+        if value is default or value is None:
+            continue
+        if type(value) is type(default) is float and value == default:
             continue
         if form is None:
             options[first] = value

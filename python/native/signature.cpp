@@ -292,7 +292,9 @@ class Signature {
       row_major *= extent;
       parts[size_t(count++)] = extent;
     }
-    parts[size_t(count++)] = zeros;
+    const bool has_dense_rows =
+        view.rank == 0 || view.strides == nullptr || view.strides[view.rank - 1] == 1;
+    parts[size_t(count++)] = int64_t{2} * zeros + has_dense_rows;
     put(view.dtype) && put(view.device) && put(view.rank);
     bytes_.append(reinterpret_cast<const char*>(parts.data()), size_t(count) * sizeof(parts[0]));
     return true;

@@ -14,7 +14,8 @@ namespace fa3::python {
 // Two signatures are equal only where the values are of the same types and
 //   numbers, strings, None    the same
 //   tuples, dicts             of the same values; dicts in the same order
-//   tensors                   alike: shape, type, device, requires_grad; which strides are 0
+//   tensors                   alike: shape, type, device, requires_grad; which strides are 0,
+//                             and whether the last is 1
 //                             a lazily negated view cannot be told from others
 //   captured tensors          alike, and one object: by address, so whoever keeps a signature
 //                             watches them

@@ -151,7 +151,7 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
         "ulysses_degree": degree,
         "stages": sizes_of(world, degree, arguments),
         "sink": sink is not None,
-        "dropout_p": arguments["dropout_p"],
+        "dropout_p": float(arguments["dropout_p"]),
         "dropout_seed": "drawn" if arguments["dropout_seed"] is None else "given",
         "gradients": torch.is_grad_enabled() and any(needs),
         **{name: x.item() if isinstance(x, torch.Tensor) else x for name, x in numbers.items()},

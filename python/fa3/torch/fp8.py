@@ -140,8 +140,9 @@ def rotation(call):
     return quantize(units, "block", True, None, None, *options)[2][:, 0]
 
 
-def turned_back(x, turn):
-    return x if turn is None else x @ turn.T.to(x.dtype)
+def turned_back(mean, turn):
+    """In float64, which autocast leaves alone."""
+    return mean if turn is None else (mean.double() @ turn.T.double()).float()
 
 
 def minus(x, mean, cu_seqlens):
@@ -151,7 +152,13 @@ def minus(x, mean, cu_seqlens):
 def dequantized(x, descale, mean, cu_seqlens, turn, dtype):
     """Numbers in dtype, turned back before they are scaled: e4m3's are exact in 16 bits, so that
     tensor cores multiply them, and what is rounded has any mantissa."""
-    found = turned_back(x.to(dtype), turn) * scales_of_rows(descale, cu_seqlens, x)
+    found, scale = x.to(dtype), scales_of_rows(descale, cu_seqlens, x)
+    if turn is not None:
+        # The matrix has the square root of a power of two, which 16 bits may not have.
+        is_square = (x.shape[-1] & -x.shape[-1]).bit_length() % 2 == 1
+        unit = 1.0 if is_square else 2.0**0.5
+        found, scale = found @ (unit * turn).T.to(dtype), scale / unit
+    found = found * scale
     if mean is not None:
         found = found + of_rows(turned_back(mean, turn), cu_seqlens, x)
     return found.to(dtype)
@@ -161,8 +168,8 @@ def with_mean(out, lse, v_mean, cu_seqlens_q):
     """out + v_mean, rounded once, in the rows that see a key; the others stay 0."""
     group = out.shape[-2] // v_mean.shape[1]
     mean = of_rows(v_mean.repeat_interleave(group, 1), cu_seqlens_q, out)
-    sees = (lse > -torch.inf).transpose(-1, -2)[..., None]
-    return (out + mean).to(out.dtype).masked_fill_(~sees, 0.0)
+    sees_nothing = (lse == -torch.inf).transpose(-1, -2)[..., None]
+    return (out + mean).to(out.dtype).masked_fill_(sees_nothing, 0.0)
 
 
 def of_rows(x, cu_seqlens, rows):

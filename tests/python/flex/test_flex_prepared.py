@@ -194,6 +194,21 @@ def test_shapes_types_and_strides_are_looked_at(name):
         assert torch.equal(out, expected) and out.stride() == expected.stride()
 
 
+def test_whether_columns_lie_side_by_side_is_looked_at():
+    """A mask of such tensors goes by block lists, which no others do."""
+    wide = torch.randn(1, 256, 2, 128)
+    apart = wide[..., ::2]
+
+    def causal(batch, head, query, key):
+        return query >= key
+
+    together = [apart.contiguous() for _ in range(3)]
+    expected = fa3.attention(*together, causal=True)
+    for x in (together, [apart] * 3):
+        out = fa3.flex_attention(*x, mask_mod=causal)
+        torch.testing.assert_close(out, expected)
+
+
 def test_a_tensor_that_stands_for_a_number_is_read_in_each_call():
     scale = torch.tensor(0.1)
     for call in (lambda: flex(softcap, scale=scale), lambda: attend(bias=BIAS, scale=scale)):

@@ -189,6 +189,7 @@ def test_options_go_in_order_up_to_the_last_that_is_not_at_its_default():
     assert (
         in_order(softcap=float("0"), dropout_p=float("0")) == []
     )  # other objects than the table's
+    assert in_order(num_splits=0.0)[-1] == 0.0  # refused by the call: no integer
     assert in_order(causal=True) == [True]
     assert in_order(window=(3, 0)) == [False, 3, 0]
     names = list(_options.DEFAULTS)

@@ -21,8 +21,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from fa3.fp8 import SAVED  # noqa: E402
+from fa3.torch import fp8 as of_backward  # noqa: E402
 from fa3.torch import switch  # noqa: E402
-from fa3.torch.fp8 import scales_of_rows  # noqa: E402
+from fa3.torch.fp8 import scales_of_rows, turned_back  # noqa: E402
 
 DATA = Path(__file__).parents[3] / "examples" / "data"
 ROWS, LENGTHS = 70, (30, 40)  # more than a block of scales
@@ -427,3 +428,34 @@ def test_rows_of_no_sequence_have_gradients_of_zero(saved):
 def test_lengths_of_garbage_name_no_scale_that_is_not_there():
     cu = torch.tensor([70, 99], dtype=torch.int32)  # what a GPU may hold; CPUs refuse it
     assert scales_of_rows(torch.ones(1, 2, 3), cu, torch.empty(5, 2, 64)).shape == (5, 2, 1)
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128, 160])
+def test_numbers_of_the_backward_have_no_error_of_one_sign(dim):
+    """A matrix of 16 bits has no sqrt(1 / 128): every score would be off by the same factor."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 300, 2, dim)
+    small = fa3.quantize(x, hadamard=True)
+    units = torch.eye(dim)[:, None, None]
+    _, _, turn = fa3.quantize(units, hadamard=True, center=True)
+    turn = turn[:, 0].double()
+    exact = small.x.double() * scales_of_rows(small.descale, None, small.x) @ turn.T
+    numbers = small.x, small.descale, None, None, turn.float(), torch.float16
+    found = of_backward.dequantized(*numbers).double()
+    assert abs((found * exact).sum() / exact.square().sum() - 1) < 4e-5
+
+
+def test_means_are_turned_back_in_full_under_autocast():
+    mean, turn = torch.randn(2, 64), torch.randn(64, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(turned_back(mean, turn), turned_back(mean.clone(), turn))
+        exact = mean.double() @ turn.T.double()
+    assert torch.equal(turned_back(mean, turn), exact.float())
+
+
+def test_a_nan_in_q_is_no_row_of_zeros(qkv):
+    q, k, v = (x.clone() for x in qkv)
+    with torch.no_grad():
+        q[0, 5, 0, 0] = torch.nan
+    out = fa3.attention_fp8(q.requires_grad_(), k, v)
+    assert out[0, 5, 0].isnan().all() and out[0, 6, 0].isfinite().all()
