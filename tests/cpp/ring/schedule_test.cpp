@@ -61,10 +61,10 @@ Pieces pieces_in(int64_t layout, int32_t rank) {
 }
 
 TEST(RingLayout, says_which_rows_a_rank_has) {
-  EXPECT_EQ(pieces_in(FA3_RING_BY_DOCUMENT, 0), (Pieces{{0, 0, 3}, {2, 0, 4}}));
-  EXPECT_EQ(pieces_in(FA3_RING_BY_DOCUMENT, 1), (Pieces{{0, 3, 5}, {2, 4, 8}}));
-  EXPECT_EQ(pieces_in(FA3_RING_CONTIGUOUS, 0), (Pieces{{0, 0, 5}, {2, 0, 2}}));
-  EXPECT_EQ(pieces_in(FA3_RING_ZIGZAG, 1), (Pieces{{0, 2, 4}, {2, 2, 6}}));
+  EXPECT_EQ(pieces_in(FA3_RING_BY_DOCUMENT, 0), (Pieces{{0, 0, 2}, {2, 0, 4}}));
+  EXPECT_EQ(pieces_in(FA3_RING_BY_DOCUMENT, 1), (Pieces{{0, 2, 5}, {2, 4, 8}}));
+  EXPECT_EQ(pieces_in(FA3_RING_CONTIGUOUS, 0), (Pieces{{0, 0, 5}, {2, 0, 1}}));
+  EXPECT_EQ(pieces_in(FA3_RING_ZIGZAG, 1), (Pieces{{0, 1, 3}, {2, 2, 6}}));
 }
 
 bool holds(const std::vector<Range>& ranges, int64_t row) {
