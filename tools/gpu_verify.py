@@ -99,8 +99,8 @@ def run_command(command: list, build: Path) -> tuple[str, int, float]:
         "PYTHONPATH": str(build / "python"),
         "HF_HUB_OFFLINE": "1",
     }
-    for number in itertools.islice(gpus_in_turn, 1):
-        environment["CUDA_VISIBLE_DEVICES"] = number
+    if gpu := next(gpus_in_turn, None):
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=COMMAND_SECONDS, env=environment

@@ -212,8 +212,8 @@ class LatentByteRows : LatentScores<C> {
 
   // ---- A block ----
 
-  // The other consumer's. Waits for it and releases it all the same: in segments of one block this
-  // one would be ahead by a whole ring, or behind.
+  // The other consumer's block. Waiting for it and releasing it keeps this consumer within a lap of
+  // the ring, also where segments have one block and it gets none.
   __device__ __forceinline__ void pass() const {
     pipeline_.wait_full(at_);
     __syncwarp();
