@@ -17,6 +17,9 @@ constexpr int64_t kMinTailWaves = 2;
 constexpr int64_t kMaxTailWaves = 8;
 // Lists of a map differ in length more than the rows of a causal mask do.
 constexpr int64_t kMinTailWavesOfLists = 4;
+// Keys and values of a causal tail's heads, which are to stay in the L2 cache; but no fewer heads.
+constexpr int64_t kTailBytes = 64 << 20;
+constexpr int64_t kMinTailHeads = 2;
 
 int64_t num_m_blocks(const Kernel& c, const ForwardCall& call, PackGqa pack) {
   return ceil_div(pack.rows(int64_t{call.seqlen_q}), c.shape.block_m);
@@ -33,6 +36,15 @@ int64_t tail_tiles(const Kernel& c, const ForwardCall& call, PackGqa pack, int n
   const int64_t waves = num_m_blocks(c, call, pack) / kTailWavesPerMBlock;
   if (!c.block_mask()) return std::clamp(waves, kMinTailWaves, kMaxTailWaves) * num_sms;
   return std::clamp(waves, kMinTailWavesOfLists, kMaxTailWaves) * num_sms * c.shape.ctas_per_sm;
+}
+
+// Packs of heads whose keys and values may be at work together in a tail.
+int64_t most_tail_packs(const Kernel& c, const ForwardCall& call, PackGqa pack) {
+  const int64_t packs = num_packs(call, pack);
+  if (!call.is_causal()) return packs * call.q.batches;
+  const int64_t columns = c.shape.head_dim + c.shape.head_dim_v;
+  const int64_t bytes = call.k.heads * call.seqlen_k * columns * bytes_of(c.types().stored);
+  return std::max(kMinTailHeads, kTailBytes * packs / std::max<int64_t>(bytes, 1));
 }
 
 }  // namespace
@@ -93,8 +105,9 @@ TileOrder tile_order(const Kernel& c, const ForwardCall& call, PackGqa pack, int
   if (call.varlen) return {int(row_tiles(c, call, pack)), int(packs), 1, 0};
   const int64_t batches = call.q.batches / together.batches;
   const int64_t m_blocks = num_m_blocks(c, call, pack) * together.count();
-  const int64_t tail = ceil_div(tail_tiles(c, call, pack, num_sms), m_blocks);
-  return {int(m_blocks), int(packs), int(batches), int(std::min(packs * batches, tail))};
+  const int64_t tail = std::min({ceil_div(tail_tiles(c, call, pack, num_sms), m_blocks),
+                                 most_tail_packs(c, call, pack), packs * batches});
+  return {int(m_blocks), int(packs), int(batches), int(tail)};
 }
 
 VarlenMetadata varlen_metadata(const Kernel& c, const ForwardCall& call, PackGqa pack,

@@ -45,6 +45,24 @@ TEST(TileOrder, lists_go_longest_first_for_four_waves_of_ctas_or_more) {
   EXPECT_EQ(tail_heads(32768, 64), 9);
 }
 
+// 16 query heads of 128 rows a tile. Keys and values of a head and a thousand keys have 0.625 MiB
+// at head dims 192 and 128, and 1 MiB at 256.
+TEST(TileOrder, a_causal_tail_has_keys_and_values_of_64_mib_or_two_heads) {
+  const auto tail_heads = [](int64_t keys, int64_t dim, int64_t dim_v, int64_t kv_heads) {
+    Problem p = plain(1, 16, kv_heads, keys, keys, dim);
+    p.head_dim_v = dim_v;
+    p.mask = MaskRule{.right = 0};
+    const Kernel& c = chosen_kernel(p);
+    EXPECT_EQ(c.shape.block_m, 128);
+    return tile_order(c, call_of(p), PackGqa{}, kSms).tail_heads;
+  };
+  EXPECT_EQ(tail_heads(8192, 192, 128, 16), 9);  // four waves of SMs
+  EXPECT_EQ(tail_heads(16384, 192, 128, 16), 6);
+  EXPECT_EQ(tail_heads(16384, 192, 128, 8), 9);  // two query heads share them
+  EXPECT_EQ(tail_heads(65536, 192, 128, 16), 2);
+  EXPECT_EQ(tail_heads(16384, 256, 256, 16), 4);
+}
+
 // Tiles of 128 rows, an SM each, of kernels that find tiles themselves.
 TEST(DirectTiles, are_those_of_varlen_calls_that_fit_one_wave) {
   struct Plan {
