@@ -8,8 +8,10 @@ backward of a call runs where its forward ran, also after the switch was turned.
 """
 
 import contextlib
+import functools
 import threading
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch.nn import attention as registry
@@ -31,8 +33,21 @@ warned: set[str] = set()
 switched_on: set = set()  # the Overrides that hold our kernels in the dispatcher
 in_fp8: list = []  # the library that holds our kernels of enable_sdpa(fp8=True)
 backwards: dict = {}  # names of BACKWARDS -> the library that holds our kernel for good
+turning = threading.RLock()  # held by who turns the switch
 
 
+def turns(function):
+    """Threads turn the switch one after the other."""
+
+    @functools.wraps(function)
+    def run(*args, **keywords):
+        with turning:
+            return function(*args, **keywords)
+
+    return run
+
+
+@turns
 def enable_sdpa(name=NAME, *, fp8=False):
     """Makes torch's scaled_dot_product_attention and varlen_attn run fa3, until disable_sdpa().
 
@@ -66,13 +81,16 @@ def enable_sdpa(name=NAME, *, fp8=False):
             "enable_sdpa: expected a torch with torch.nn.attention.register_flash_attention_impl, "
             f"got torch {torch.__version__}; call fa3.attention instead"
         )
-    if name != NAME and name not in shadowed:
+    is_ours = name == NAME or name in shadowed
+    if not is_ours:
         shadowed[name] = registry._registry._FLASH_ATTENTION_IMPLS.get(name)
         registry.register_flash_attention_impl(name, register_fn=Overrides)
-    activate(name)
+    if not is_ours or active() != name:  # other threads may be in our kernels: they stay
+        activate(name)
     put_fp8(fp8)
 
 
+@turns
 def disable_sdpa():
     """Gives torch's attention its own kernels back, and names of its registry their meaning.
 
@@ -88,23 +106,54 @@ def disable_sdpa():
 def sdpa(name=NAME, *, fp8=False):
     """enable_sdpa() for a block of code; afterwards what was active before is active again.
 
-    The switch is the process's: other threads run fa3 meanwhile, too. backward() may come behind
-    the block: on a GPU it runs where its forward ran. torch.utils.checkpoint runs the forward once
-    more in backward(), which then belongs into the block: other kernels draw another dropout.
+    The switch is the process's: other threads run fa3 meanwhile, too. Of blocks that overlap in
+    threads the one entered last says what is active, and fa3 is until the last one ends. torch may
+    stop a call with an internal error while another thread turns the switch. backward() may come
+    behind the block: on a GPU it runs where its forward ran. torch.utils.checkpoint runs the
+    forward once more in backward(), which then belongs into the block: other kernels draw another
+    dropout.
 
     Raises what enable_sdpa() raises.
     """
-    before, taken, was_fp8 = active(), set(shadowed), bool(in_fp8)
-    enable_sdpa(name, fp8=fp8)
+    with turning:
+        block = Block(active(), bool(in_fp8), set(shadowed))
+        enable_sdpa(name, fp8=fp8)
+        blocks.append(block)
     try:
         yield
     finally:
-        if before is None:
-            disable_sdpa()
+        leave(block)
+
+
+@dataclass(eq=False)
+class Block:
+    """An open sdpa() block: what was active before it, and the names that were taken."""
+
+    name: str | None
+    fp8: bool
+    taken: set[str]
+
+
+blocks: list[Block] = []  # in the order in which they were entered
+
+
+@turns
+def leave(block):
+    """What was before the block is active again, or will be behind the block entered after it."""
+    place = blocks.index(block)
+    del blocks[place]
+    if place < len(blocks):
+        later = blocks[place]
+        later.name, later.fp8, later.taken = block.name, block.fp8, block.taken
+    elif block.name is None:
+        disable_sdpa()
+    else:
+        release(*shadowed.keys() - block.taken)
+        if block.name == NAME or block.name in block.taken:
+            enable_sdpa(block.name, fp8=block.fp8)
         else:
-            release(*shadowed.keys() - taken)
-            activate(before)
-            put_fp8(was_fp8)
+            activate(block.name)
+            put_fp8(block.fp8)
 
 
 def activate(name):
@@ -194,6 +243,8 @@ class Overrides:
 
 def put_fp8(on):
     """Puts our kernels of FP8 before all others, or takes them away."""
+    if bool(in_fp8) == on:
+        return
     if in_fp8:
         in_fp8.pop()._destroy()
     if not on:

@@ -7,6 +7,7 @@ kernel was reached, and fa3 is put before them as it is put before the CUDA kern
 
 import inspect
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -280,6 +281,43 @@ def test_cudnns_top_left_causal_is_not_taken_for_ours(on_cpu):
     left_to_torch(lambda: call(cu.clone()), "different cum_seq_q and cum_seq_k")
     call(cu)
     assert on_cpu == ["_cudnn_attention_forward"]
+
+
+def test_blocks_that_overlap_in_threads_leave_what_was_before_the_first():
+    first, second = front.sdpa(fp8=True), front.sdpa()
+    first.__enter__()
+    assert switch.active() == "fa3" and switch.in_fp8
+    second.__enter__()
+    assert switch.active() == "fa3" and not switch.in_fp8
+    first.__exit__(None, None, None)
+    assert switch.active() == "fa3" and not switch.in_fp8
+    second.__exit__(None, None, None)
+    assert switch.active() is None and not switch.in_fp8
+
+
+def test_a_block_that_switches_off_gives_the_blocks_around_it_what_they_had():
+    with front.sdpa("FA3", fp8=True):
+        with front.sdpa():
+            front.disable_sdpa()
+            assert switch.active() is None
+        assert switch.active() == "FA3" and switch.in_fp8
+        assert type(handle()) is switch.Overrides
+    assert switch.active() is None and not switch.in_fp8 and not switch.shadowed
+
+
+def test_threads_enter_and_leave_blocks_at_once():
+    q = torch.randn(1, 2, 16, 8)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    expected = attend(q, q, q)
+
+    def work(_):
+        for _ in range(20):
+            with front.sdpa():
+                torch.testing.assert_close(attend(q, q, q), expected)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    assert switch.active() is None
 
 
 def test_pages_without_their_lengths_stay_with_torch(on_cpu):
