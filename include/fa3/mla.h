@@ -9,8 +9,9 @@
  * cache of such rows also goes to fa3_forward(), with v a view of k's first 512 channels.
  *
  * Engine cpu computes all of these calls, engine reference all but gradients. Engine hopper
- * computes fa3_mla_forward() for LATENT rows of 16 bits and for GROUP128 rows, without extra_cache,
- * and refuses others. All engines for GPUs append and gather all rows; a position beyond the tables
+ * computes fa3_mla_forward() for LATENT rows of 16 bits and, with bfloat16 queries, for GROUP128
+ * rows, without extra_cache; and fa3_mla_backward() in 16 bits, not `deterministic`. It refuses
+ * others. All engines for GPUs append and gather all rows; a position beyond the tables
  * is their last there. The rules of fa3.h hold here too. On a device nobody checks slots, indices
  * and lengths before a call.
  */

@@ -3,7 +3,7 @@
 
 A row of a latent cache serves all query heads. K is its latent channels and behind them its rope
 channels, 576 or 512 in all; V is the first 512 of K. Queries are absorbed: (..., h, 576), or 512. A
-16-bit cache also goes to fa3.attention(q, cache, cache[..., :512]).
+16-bit cache also goes to fa3.attention(q, k, k[..., :512]), k = cache[:, :, None].
 
 docs/mla.md says which calls run on a GPU; others raise fa3.Unsupported there. sparse_attention()
 alone has gradients.
@@ -275,8 +275,8 @@ def row_bytes(rows):
 
 def page_bytes(rows, page_size):
     """Bytes from one page to the next in empty_cache()."""
-    unit = ALIGNMENT[rows] if row_bytes(rows) else 1
-    return -(-row_bytes(rows) * page_size // unit) * unit
+    row, unit = row_bytes(rows), ALIGNMENT[rows]
+    return -(-row * page_size // unit) * unit
 
 
 def empty_cache(pages, page_size, *, rows, device=None):

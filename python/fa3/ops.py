@@ -161,11 +161,11 @@ def attention(
             a query sees a key, which are a block mask if sequences have one length. b counts
             sequences, packed ones too, whose rows are the first of sq and sk. In a cache sk is all
             keys of an entry, and j counts from the first one behind left_padding. Gradients are
-            summed in float32. Not together with sinks, dropout, block_mask, chunks, window_shift,
-            batch_invariant, an engine or an FP8 q. On a GPU since Ampere it becomes a part of the
-            kernel, which is compiled at first use as of fa3.flex_attention; elsewhere torch
-            operations compute it, tile by tile. Under torch.compile the call is a break of the
-            graph: not with fullgraph=True.
+            summed in float32. Not together with sinks, gate, block_mask, chunks, window_shift,
+            batch_invariant, sm_margin, return_max_logit, generator, an engine or an FP8 q. On a GPU
+            since Ampere it becomes a part of the kernel, which is compiled at first use as of
+            fa3.flex_attention; elsewhere torch operations compute it, tile by tile. Under
+            torch.compile the call is a break of the graph: not with fullgraph=True.
         alibi_slopes: the same, as a formula: (hq,) or (b, hq) floats, differentiable; scores get
             -slope * abs(i + sk - sq - j).
         sm_margin: SMs of the GPU, >= 0 and fewer than it has, that the forward pass leaves free for

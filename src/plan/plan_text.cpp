@@ -11,9 +11,13 @@ std::string plan_text(const Plan& plan) {
     text += concat("tile ", plan.block_q, " query rows x ", plan.block_k, " keys\n");
   }
   if (plan.packed_heads > 1) text += concat("PackGQA heads ", plan.packed_heads, "\n");
-  text +=
-      concat("splits ", plan.num_splits, "\ntasks ", plan.num_tasks, "\nthreads ", plan.num_threads,
-             "\nworkspace ", plan.workspace_bytes, " bytes\nwhy ", plan.why, "\n");
+  if (plan.num_splits > 0) {
+    text += concat("splits ", plan.num_splits, "\n");
+  } else {
+    text += "splits by length\n";
+  }
+  text += concat("tasks ", plan.num_tasks, "\nthreads ", plan.num_threads, "\nworkspace ",
+                 plan.workspace_bytes, " bytes\nwhy ", plan.why, "\n");
   return text;
 }
 

@@ -70,7 +70,7 @@ def grouped(x, kv_heads):
     return x.reshape(kv_heads, -1, *x.shape[1:])
 
 
-def tiles_of(call, tensors, sequence, q, k):
+def tiles_of(call, sequence):
     """Rows of tiles: (first query, [(first key, end)])."""
     for first in range(0, sequence.queries, QUERIES):
         count = min(QUERIES, sequence.queries - first)
@@ -115,7 +115,7 @@ def forward(call, q, k, v, tensors, out, lse):
             )
             for x, factors in ((k, "k_descale"), (v, "v_descale"))
         )
-        for first, count, blocks in tiles_of(call, tensors, sequence, mine, keys):
+        for first, count, blocks in tiles_of(call, sequence):
             rows = mine[:, first : first + count]
             of_rows = rows, keys, values, first, blocks
             total, largest, o = online(call, tensors, sequence, dropout, *of_rows)
@@ -158,7 +158,7 @@ def backward(call, gradient, q, k, v, out, lse, tensors, do, dlse, totals):
         delta = (mine["do"] * mine["out"]).sum(-1, keepdim=True)
         if dlse is not None:
             delta = delta - sequence.of_lse(dlse).to(dtype)[..., None]
-        for first, count, blocks in tiles_of(call, tensors, sequence, mine["q"], keys):
+        for first, count, blocks in tiles_of(call, sequence):
             rows = slice(first, first + count)
             q_rows, do_rows = mine["q"][:, rows], mine["do"][:, rows]
             reference = sequence.of_lse(lse)[:, rows, None].to(dtype)

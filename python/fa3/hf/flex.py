@@ -134,7 +134,7 @@ def attention_forward(
         added = seen.masked_fill(seen <= torch.finfo(seen.dtype).min / 2, -torch.inf)
         bias, seen = added if bias is None else bias + added, None
     parts = Parts(softcap, with_keys("position_bias", bias, q, k), score_mod, seen)
-    out, lse = scored(module, q, k, v, parts, scaling, dropout)
+    out, lse = scored(q, k, v, parts, scaling, dropout)
     if s_aux is not None:  # one more logit of each row, without a value
         sink = s_aux.float()[:, None]
         out = out * (lse - sink).sigmoid().transpose(1, 2).unsqueeze(-1).to(out.dtype)
@@ -144,7 +144,7 @@ def attention_forward(
     return out, None
 
 
-def scored(module, q, k, v, parts, scaling, dropout):
+def scored(q, k, v, parts, scaling, dropout):
     """(out, lse)"""
     load_flex()
     seen = parts.seen

@@ -54,7 +54,7 @@ def max_logit(q, k, options):
         for number, (at_q, at_k) in enumerate(zip(rows_q, rows_k, strict=True)):
             logits = scores_of(flat_q[at_q], flat_k[at_k], options._replace(softcap=0.0))
             if options.block_mask is not None:
-                seen = shown(options, number, q.shape[-2], *logits.shape[1:])
+                seen = shown(options, number, *logits.shape[1:])
                 logits = logits.masked_fill(~seen, -torch.inf)
             none = logits.new_full((q.shape[-2], 1), -torch.inf)
             found.append(torch.cat([logits.flatten(1), none], 1).amax(1))
@@ -78,7 +78,7 @@ def weights_of(q, k, options, number=0):
     """The probabilities (heads, rows, keys), 0 in rows that see no key, and the LSE."""
     scores = scores_of(q, k, options)
     if options.block_mask is not None:
-        seen = shown(options, number, q.shape[1], len(q), len(k))
+        seen = shown(options, number, len(q), len(k))
         scores = scores.masked_fill(~seen, -torch.inf)
     if options.sink is not None:
         sink = options.sink.to(q.dtype)[:, None, None].expand(-1, len(q), 1)
@@ -126,7 +126,7 @@ def visible(num_rows, num_keys, options, device):
     return seen
 
 
-def shown(options, number, heads, num_rows, num_keys):
+def shown(options, number, num_rows, num_keys):
     """(heads | 1, rows, keys): what the block mask of a sequence shows."""
     entries = options.block_mask[number if len(options.block_mask) > 1 else 0]
     rows, keys = (torch.arange(n, device=entries.device) for n in (num_rows, num_keys))

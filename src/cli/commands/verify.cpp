@@ -44,7 +44,6 @@ struct Summary {
   int cases = 0;
   std::map<Quantity, Finding> worst;
   double lse_error = 0;
-  double lse_allowed = 0;
   bool lse_passed = true;
   std::vector<std::string> failures;
 };

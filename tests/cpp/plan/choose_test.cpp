@@ -116,21 +116,24 @@ TEST(Choose, takes_float8_where_an_engine_does) {
 }
 
 TEST(PlanText, gives_every_number_of_the_plan) {
-  const Plan plan{.engine = "the-engine",
-                  .kernel = "the-kernel",
-                  .block_q = 111,
-                  .block_k = 222,
-                  .packed_heads = 222333,
-                  .num_splits = 333,
-                  .num_tasks = 444,
-                  .num_threads = 555,
-                  .workspace_bytes = 666,
-                  .why = "because"};
-  const std::string text = plan_text(plan);
+  Plan plan{.engine = "the-engine",
+            .kernel = "the-kernel",
+            .block_q = 111,
+            .block_k = 222,
+            .packed_heads = 222333,
+            .num_splits = 333,
+            .num_tasks = 444,
+            .num_threads = 555,
+            .workspace_bytes = 666,
+            .why = "because"};
+  std::string text = plan_text(plan);
   for (const char* word : {"the-engine", "the-kernel", "111", "222", "222333", "splits 333", "444",
                            "555", "666", "because"}) {
     EXPECT_NE(text.find(word), std::string::npos) << word << " in " << text;
   }
+  plan.num_splits = 0;
+  text = plan_text(plan);
+  EXPECT_NE(text.find("splits by length"), std::string::npos) << text;
 }
 
 }  // namespace

@@ -70,9 +70,9 @@ std::string reasons(const Problem& problem, const TileShape& shape, const Plan& 
     why += concat("few query rows, so keys are split into up to ", plan.num_splits,
                   " parts, merged in fixed order");
   } else {
-    why += concat("blocks of ", plan.block_q, " of the ", problem.lengths_q.max * problem.group(),
-                  " rows per key head give ", plan.num_tasks, " tasks for ", plan.num_threads,
-                  plan.num_threads == 1 ? " thread" : " threads");
+    why += concat(problem.lengths_q.max * problem.group(), " rows per key head in blocks of up to ",
+                  plan.block_q, " give ", plan.num_tasks, plan.num_tasks == 1 ? " task" : " tasks",
+                  " for ", plan.num_threads, plan.num_threads == 1 ? " thread" : " threads");
     if (packs_ahead(problem, shape)) why += ", after keys and values were packed for all of them";
   }
   return why;

@@ -11,7 +11,7 @@
 // and at the end O / sum and the log-sum-exp (store_rows). The splits are the library's; no call of
 // it runs this kernel. The library's own adds CTAs that go from tile to tile (tile_scheduler.cuh),
 // warpgroups that take turns (pipeline/pipeline.cuh), query heads packed into one tile (PackGqa in
-// cuda/tile/rows.h), blocks that a warpgroup skips (scheduler/row_blocks.h), and softmax steps
+// cuda/tile/rows.h), blocks that a warpgroup skips (cuda/mask/row_blocks.h), and softmax steps
 // without a maximum (guarded_step in cuda/softmax/softmax.cuh). tests/cuda/forward_check.cpp holds
 // this one to float64, tests/cpp/engine/hopper/tutorial/protocol_test.cpp watches its barriers.
 #pragma once
@@ -44,7 +44,7 @@ struct PlainParams {
 template <Element E, int HeadDim, int BlockN, int Stages = 4>
 class PlainForward {
  public:
-  static constexpr int kBlockM = 128, kBlockN = BlockN;
+  static constexpr int kBlockM = 128;
   static constexpr int kConsumers = kBlockM / kRowsPerWarpgroup;
   static constexpr int kConsumerWarps = kConsumers * kWarpsPerWarpgroup;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupSize;

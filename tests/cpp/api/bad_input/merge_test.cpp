@@ -104,7 +104,7 @@ TEST(MergeOverlap, exactly_a_partial_is_allowed_whatever_the_padding) {
   }
 }
 
-// Exactly a partial is allowed (engine/merge_test.cpp); a part of one is not.
+// Exactly a partial is allowed (contract/calls/merge_test.cpp); a part of one is not.
 TEST(MergeOverlap, with_a_shifted_partial_is_refused) {
   MergeCall call;
   call.params.o = contiguous(call.o_partial.data() + 8, FA3_FLOAT32, {2, 5, 4, 8});

@@ -2,7 +2,7 @@
 //
 // Tensors for tests: any layout, with guard memory before, after and between their elements.
 //
-// All memory of a fresh tensor holds kPoison, a NaN with a payload of its own. So an element that a
+// All memory of a fresh tensor holds poison, a NaN with a payload of its own. So an element that a
 // call did not write, or a guard that it did write, can be told from any computed value, and an
 // input element that a call should not have read shows up as NaN in the result.
 #pragma once
