@@ -43,7 +43,8 @@ class BatchMLAPagedAttentionWrapper:
         backend="auto",
     ):
         """float_workspace_buffer says the device; fa3 does not write it. With use_cuda_graph plan()
-        writes into the four buffers, which a captured run() reads: the batch size stays."""
+        writes into the four buffers, which a captured run() reads: the batch size stays, and no
+        later batch has a sequence with more queries."""
         if backend not in BACKENDS:
             raise Unsupported(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
         self.device = float_workspace_buffer.device
@@ -96,6 +97,14 @@ class BatchMLAPagedAttentionWrapper:
                 f"plan() with use_cuda_graph, got {sequences}"
             )
         longest = int(given[0].diff().max()) if given[0].numel() > 1 else 0
+        if is_replanned:
+            most = self.planned["max_seqlen_q"]  # a captured run() has it
+            if longest > most:
+                raise InvalidArgument(
+                    f"qo_indptr: expected at most {most} queries in a sequence, as in the first "
+                    f"plan() with use_cuda_graph, got {longest}"
+                )
+            longest = most
         most_pages = int(given[1].diff().max()) if given[1].numel() > 1 else 0
         if self.buffers is None:
             given = [x.to(self.device, copy=True) for x in given]

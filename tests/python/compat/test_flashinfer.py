@@ -113,6 +113,8 @@ def test_a_graphs_buffers_are_written_by_later_plans():
         batch.check(out, lse, False)
     with pytest.raises(fa3.InvalidArgument, match="plan: expected at most the 12 numbers"):
         Batch([250, 1, 1], [1, 1, 1], 16).plan(wrapper, False)
+    with pytest.raises(fa3.InvalidArgument, match="qo_indptr: expected at most 1 queries in a seq"):
+        Batch([60, 1, 20], [2, 1, 0], 16).plan(wrapper, False)
 
 
 @pytest.mark.parametrize("rope", [64, 0])
