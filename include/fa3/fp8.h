@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/** The most tensors of fa3_quantize_together_with_allocator(). */
+/** The most tensors of fa3_quantize_together_with_allocator() and fa3_dequantize_together(). */
 #define FA3_MOST_TOGETHER 3
 
 /** fa3_quantize() of several tensors of one device, such as q, k and v of an attention call.
@@ -32,6 +32,20 @@ FA3_API fa3_status fa3_quantize_together_with_allocator(const fa3_quantize_param
                                                         int32_t count,
                                                         fa3_workspace_allocator allocate,
                                                         void* context, void* stream);
+
+/** The inverse of fa3_quantize() for several tensors of one device, such as those that an FP8
+ * forward has read: writes each x as the numbers that y * descale + mean stands for, in x's type.
+ *
+ * y, descale and mean of each call are read and x is written. With `hadamard` the transform is
+ * turned back behind the mean, so x is in the frame that fa3_quantize() read. All is computed in
+ * float32 and rounded once; all engines give the same bits (docs/numerics.md). Rows that no
+ * sequence uses become 0. Rotary tables are refused. `engine` is not looked at.
+ *
+ * @param params  `count` calls. The x of one shares memory with no tensor of another
+ * @param count   1 to FA3_MOST_TOGETHER
+ * @param stream  as that of fa3_forward() */
+FA3_API fa3_status fa3_dequantize_together(const fa3_quantize_params* const* params, int32_t count,
+                                           void* stream);
 
 /** What fa3_forward_advise() says of a call with q, k and v of 16 bits. */
 typedef struct fa3_advice {

@@ -41,6 +41,12 @@ def quantize_together(calls):
         raise type(error)(name + str(error)[found.end() :]) from None
 
 
+def dequantize_together(calls):
+    """Writes each x as the numbers that y, descale and mean stand for; calls: as above."""
+    flat = [x for name, call in calls.items() for x in quantize_arguments(name, *call)]
+    _native.dequantize_together(*flat)
+
+
 def quantize_arguments(
     name, x, y, descale, mean, cos, sin, interleaved, hadamard, seed, cu, used, *rest
 ):

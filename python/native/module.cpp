@@ -32,11 +32,13 @@ struct Quantize {
   static constexpr auto init = fa3_quantize_params_init;
   static constexpr auto run = fa3_quantize_with_allocator;
 
-  static void read(Reader* read, Params* params, const char* x = "x") {
-    read->tensor(x, Access::read, &params->x);
-    read->tensor("y", Access::write, &params->y);
-    read->tensor("descale", Access::write, &params->descale);
-    read->tensor("mean", Access::write, &params->mean);
+  // of_x, of_y: of the numbers to quantize, and of what they become.
+  static void read(Reader* read, Params* params, const char* x = "x", Access of_x = Access::read,
+                   Access of_y = Access::write) {
+    read->tensor(x, of_x, &params->x);
+    read->tensor("y", of_y, &params->y);
+    read->tensor("descale", of_y, &params->descale);
+    read->tensor("mean", of_y, &params->mean);
     read->tensor("rotary_cos", Access::read, &params->rotary_cos);
     read->tensor("rotary_sin", Access::read, &params->rotary_sin);
     read->flag("interleaved", &params->rotary_interleaved);
@@ -54,19 +56,39 @@ struct Quantize {
   static const fa3_tensor& first(const Params& params) { return params.x; }
 };
 
-// Up to three calls of Quantize as one.
+// Up to three calls of Quantize as one, or of its inverse.
 struct QuantizeTogether {
   struct Params {
     fa3_quantize_params calls[FA3_MOST_TOGETHER];
+    const fa3_quantize_params* at[FA3_MOST_TOGETHER];
     int32_t count = 0;
   };
   static constexpr const char* kNames[FA3_MOST_TOGETHER] = {"params[0].x", "params[1].x",
                                                             "params[2].x"};
+
+  static void read(Reader* read, Params* params, Access of_x, Access of_y) {
+    while (!read->is_at_end() && params->count < FA3_MOST_TOGETHER) {
+      fa3_quantize_params* const call = &params->calls[params->count];
+      fa3_quantize_params_init(call);
+      Quantize::read(read, call, kNames[params->count], of_x, of_y);
+      params->at[params->count++] = call;
+    }
+  }
   static fa3_status run(const Params* params, fa3_workspace_allocator allocate, void* context,
                         void* stream) {
-    const fa3_quantize_params* calls[FA3_MOST_TOGETHER];
-    for (int32_t i = 0; i < params->count; ++i) calls[i] = &params->calls[i];
-    return fa3_quantize_together_with_allocator(calls, params->count, allocate, context, stream);
+    return fa3_quantize_together_with_allocator(params->at, params->count, allocate, context,
+                                                stream);
+  }
+};
+
+struct DequantizeTogether {
+  using Params = QuantizeTogether::Params;
+  static void init(Params*) {}
+  static void read(Reader* read, Params* params) {
+    QuantizeTogether::read(read, params, Access::write, Access::read);
+  }
+  static fa3_status run(const Params* params, void* stream) {
+    return fa3_dequantize_together(params->at, params->count, stream);
   }
 };
 
@@ -122,12 +144,7 @@ PyObject* quantize_together(PyObject*, PyObject* const* arguments, Py_ssize_t co
   Reader read(arguments, count, &borrowed);
   PyObject* allocate = read.object();
   QuantizeTogether::Params params;
-  while (!read.is_at_end() && params.count < FA3_MOST_TOGETHER) {
-    const char* const name = QuantizeTogether::kNames[params.count];
-    fa3_quantize_params* const call = &params.calls[params.count++];
-    fa3_quantize_params_init(call);
-    Quantize::read(&read, call, name);
-  }
+  QuantizeTogether::read(&read, &params, Access::read, Access::write);
   if (!read.done()) return nullptr;
   const Call call{params.calls[0].x, borrowed.stream(), allocate};
   const bool ok = call.first.device_type == FA3_CPU
@@ -166,6 +183,7 @@ struct Merge {
 };
 
 // merge(...), append(...), mla_append(...), mla_gather(...): as in read().
+// dequantize_together(...): as quantize_together().
 template <class Verb>
 PyObject* run_without_workspace(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
@@ -261,6 +279,8 @@ PyMethodDef g_methods[] = {
     {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
     {"quantize", fast(run<Quantize>), METH_FASTCALL, nullptr},
     {"quantize_together", fast(quantize_together), METH_FASTCALL, nullptr},
+    {"dequantize_together", fast(run_without_workspace<DequantizeTogether>), METH_FASTCALL,
+     nullptr},
     {"forward_plan", fast(forward_plan), METH_FASTCALL, nullptr},
     {"forward_advise", fast(forward_advise), METH_FASTCALL, nullptr},
     {"forward_query", fast(forward_query), METH_FASTCALL, nullptr},

@@ -117,21 +117,24 @@ struct Together {
   Plan plan;
 };
 
+Status check_same_place(const QuantizeProblem& problem, const QuantizeProblem& first) {
+  if (problem.device == first.device && problem.device_index == first.device_index) return {};
+  return invalid("x: expected a tensor on the device of params[0].x, got one elsewhere");
+}
+
+Status of_call(size_t index, const Status& status) {
+  return {status.code(), concat("params[", index, "].", status.message())};
+}
+
 Status plan_together(std::span<const fa3_quantize_params> params, Together* all) {
   for (const fa3_quantize_params& p : params) {
     QuantizeProblem& problem = all->problems.emplace_back();
     Choice& choice = all->choices.emplace_back();
     choice.plan.wants_words = watched() || recording().calls;
     Status status = describe(p, Purpose::call, &problem);
-    const QuantizeProblem& first = all->problems.front();
-    if (status.ok() &&
-        (problem.device != first.device || problem.device_index != first.device_index)) {
-      status = invalid("x: expected a tensor on the device of params[0].x, got one elsewhere");
-    }
+    if (status.ok()) status = check_same_place(problem, all->problems.front());
     if (status.ok()) status = choose(problem, &choice);
-    if (!status.ok()) {
-      return {status.code(), concat("params[", all->problems.size() - 1, "].", status.message())};
-    }
+    if (!status.ok()) return of_call(all->problems.size() - 1, status);
     all->plan.workspace_bytes = std::max(all->plan.workspace_bytes, choice.plan.workspace_bytes);
   }
   FA3_TRY(check_outputs_together(params));
@@ -292,6 +295,22 @@ Status run(std::span<const fa3_quantize_params> params, Workspace workspace, voi
       }));
     }
     return {};
+  });
+}
+
+Status run(std::span<const DequantizeParams> params, void* stream) {
+  return record(params, stream, [&](const auto& started) -> Status {
+    std::vector<QuantizeProblem> problems(params.size());
+    for (size_t i = 0; i < params.size(); ++i) {
+      Status status = describe(params[i], &problems[i]);
+      if (status.ok()) status = check_same_place(problems[i], problems[0]);
+      if (!status.ok()) return of_call(i, status);
+    }
+    FA3_TRY(check_outputs_together(params));
+    const DequantizeProblem problem{problems, problems[0].device, problems[0].device_index};
+    return run_on_first(problem, &Engine::run_dequantize, stream,
+                        "dequantize: no engine of this build writes wide numbers in this memory",
+                        started);
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include <span>
 
+#include "api/call_tensors.h"
 #include "core/plan.h"
 
 namespace fa3::api {
@@ -37,6 +38,8 @@ template <class Params>
 Status run(const Params& params, Workspace workspace, void* stream);
 // As fa3_quantize_together_with_allocator() says.
 Status run(std::span<const fa3_quantize_params> params, Workspace workspace, void* stream);
+// As fa3_dequantize_together() says.
+Status run(std::span<const DequantizeParams> params, void* stream);
 // Params of attention with a map of blocks; the workspace is the lists' memory.
 template <class Params>
 Status make_block_lists(const Params& params, Workspace memory, void* stream,

@@ -86,6 +86,18 @@ inline auto tensors_of(const fa3_quantize_params& p, const fa3_tensor& y) {
                                     {"seqused", p.seqused, kRead}});
 }
 
+// A call of fa3_dequantize_together() has the same struct.
+struct DequantizeParams : fa3_quantize_params {};
+
+inline auto tensors_of(const DequantizeParams& p) {
+  return std::to_array<CallTensor>({{"x", p.x, kWritten},
+                                    {"y", p.y, kRead},
+                                    {"descale", p.descale, kRead},
+                                    {"mean", p.mean, kRead},
+                                    {"cu_seqlens", p.cu_seqlens, kRead},
+                                    {"seqused", p.seqused, kRead}});
+}
+
 inline auto tensors_of(const fa3_merge_params& p) {
   return std::to_array<CallTensor>({{"o_partial", p.o_partial, kReadFirst},
                                     {"lse_partial", p.lse_partial, kReadFirst},

@@ -80,6 +80,28 @@ int64_t selected_keys(const MlaProblem& p, int64_t b, int64_t row) {
   return count;
 }
 
+Work quantizing(const char* verb, const QuantizeProblem& p) {
+  Work work{.kind = verb,
+            .dtype = p.x.dtype,
+            .call = concat(verb, " ", name_of(p.x.dtype), " b", p.batch, " h", p.heads, " s",
+                           p.lengths.max, " d", p.head_dim, p.hadamard ? " hadamard" : ""),
+            .known = readable(p.lengths, p.device)};
+  work.bytes = static_cast<double>(p.lengths.total * p.heads * p.head_dim) *
+               static_cast<double>(size_of(p.x.dtype) + size_of(p.y.dtype));
+  return work;
+}
+
+Work quantizing(const char* verb, std::span<const QuantizeProblem> problems) {
+  Work work = quantizing(verb, problems.front());
+  for (const QuantizeProblem& p : problems.subspan(1)) {
+    const Work more = quantizing(verb, p);
+    work.bytes += more.bytes;
+    work.known = work.known && more.known;
+  }
+  if (problems.size() > 1) work.call += concat(" and ", problems.size() - 1, " more");
+  return work;
+}
+
 }  // namespace
 
 Work work_of(const Problem& p) {
@@ -100,25 +122,15 @@ Work work_of(const BackwardProblem& p) {
 }
 
 Work work_of(const QuantizeProblem& p) {
-  Work work{.kind = "quantize",
-            .dtype = p.x.dtype,
-            .call = concat("quantize ", name_of(p.x.dtype), " b", p.batch, " h", p.heads, " s",
-                           p.lengths.max, " d", p.head_dim, p.hadamard ? " hadamard" : ""),
-            .known = readable(p.lengths, p.device)};
-  work.bytes = static_cast<double>(p.lengths.total * p.heads * p.head_dim) *
-               static_cast<double>(size_of(p.x.dtype) + size_of(p.y.dtype));
-  return work;
+  return quantizing("quantize", p);
 }
 
 Work work_of(std::span<const QuantizeProblem> problems) {
-  Work work = work_of(problems.front());
-  for (const QuantizeProblem& p : problems.subspan(1)) {
-    const Work more = work_of(p);
-    work.bytes += more.bytes;
-    work.known = work.known && more.known;
-  }
-  if (problems.size() > 1) work.call += concat(" and ", problems.size() - 1, " more");
-  return work;
+  return quantizing("quantize", problems);
+}
+
+Work work_of(const DequantizeProblem& problem) {
+  return quantizing("dequantize", problem.tensors);
 }
 
 Work work_of(const MergeProblem& p) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/append.h"
+#include "core/dequantize.h"
 #include "core/latent.h"
 #include "core/problem.h"
 
@@ -25,6 +26,7 @@ Work work_of(const Problem& problem);
 Work work_of(const BackwardProblem& problem);
 Work work_of(const QuantizeProblem& problem);
 Work work_of(std::span<const QuantizeProblem> problems);  // at least one; told as the first is
+Work work_of(const DequantizeProblem& problem);           // likewise
 Work work_of(const MergeProblem& problem);
 Work work_of(const AppendProblem& problem);
 Work work_of(const MlaProblem& problem);

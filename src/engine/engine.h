@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/append.h"
+#include "core/dequantize.h"
 #include "core/latent.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -70,6 +71,8 @@ struct Engine {
   Status (*plan_quantize_together)(std::span<const QuantizeProblem>, Plan*) = nullptr;
   Status (*run_quantize_together)(std::span<const QuantizeProblem>, void* workspace,
                                   void* stream) = nullptr;
+  // Wide numbers of e4m3 ones, of several tensors at once. Null: this engine has no inverse.
+  Status (*run_dequantize)(const DequantizeProblem&, void* stream) = nullptr;
   // Whether the forward itself goes on from a partial result. Null: never. Then the call's own
   // result is merged afterwards (plan/merge_apart.h).
   bool (*continues)(const Problem&) = nullptr;

@@ -2,24 +2,22 @@
 """fa3.attention_fp8 with a gradient: torch.ops.fa3.forward_fp8 of quantized tensors.
 
 The gradient is that of attention in the wider type, at the LSE and the output of the FP8 forward;
-rounding to float8_e4m3fn counts as the identity. The backward's frame is that of the forward's
-kernel: k and v have lost their means, and neither the LSE nor the output knows of them. So P sums
-to what the forward's did, no mean of k multiplies what rounding leaves of rowsum(dS), and
-D = rowsum(dO * O) loses no bits to a mean of v. Numbers: docs/fp8.md.
+rounding to float8_e4m3fn counts as the identity. The backward reads k without its mean, and the LSE
+of that: so P sums to what the forward's did, and no mean of k multiplies what rounding leaves of
+rowsum(dS). Numbers: docs/fp8.md.
 """
 
 from typing import Any, NamedTuple
 
 import torch
 
-from fa3._calls import DESCALE_ROWS
 from fa3._options import BOTH_PASSES, Options, in_order
 from fa3.masks import refuse_other_extents
 from fa3.torch import operators
 from fa3.torch.autograd import NO_GRADIENTS, run_gradients
 from fa3.torch.dropout import seeded
 from fa3.torch.library import Function, define, recorded_by
-from fa3.torch.quantize import quantize
+from fa3.torch.quantize import dequantize_together, quantize
 
 
 class Call(NamedTuple):
@@ -36,7 +34,7 @@ class Call(NamedTuple):
     v_descale: Any
     k_mean: Any  # turned by Hadamard, as fa3.quantize returns it; None without center
     v_mean: Any
-    joins_means: bool  # behind the kernel instead of inside of it
+    centred: bool  # the LSE and the backward do without k_mean
     hadamard: bool
     seed: int
     saves_quantized: bool
@@ -47,60 +45,54 @@ class Call(NamedTuple):
 OWN = len(Call._fields)
 SCHEMA = (
     f"({operators.QKV}, Tensor q8, Tensor k8, Tensor v8, Tensor q_descale, Tensor k_descale, "
-    "Tensor v_descale, Tensor? k_mean, Tensor? v_mean, bool joins_means, bool hadamard, int seed, "
+    "Tensor v_descale, Tensor? k_mean, Tensor? v_mean, bool centred, bool hadamard, int seed, "
     f"bool saves_quantized, bool v_transposed, int num_splits, {operators.BACKWARD_OPTIONS}) "
-    "-> (Tensor out, Tensor lse, Tensor out_of_kernel)"
+    "-> (Tensor out, Tensor lse)"
 )
 
 
 def kernel(*arguments):
-    """out, the LSE without k's mean if joins_means, and then out without v's mean, else nothing."""
+    """out, and the LSE, without k's mean if call.centred."""
     call, options = Call(*arguments[:OWN]), Options(*arguments[OWN:])
-    means = {} if call.joins_means else {"k_mean": call.k_mean, "v_mean": call.v_mean}
+    k_mean = None if call.centred else call.k_mean
     descales = {name: getattr(call, name) for name in ("q_descale", "k_descale", "v_descale")}
     layout = {"v_transposed": call.v_transposed, "num_splits": call.num_splits}
-    given = options._replace(**descales, **means, **layout).given()
-    out, lse, nothing = shapes(*arguments)
+    given = options._replace(**descales, k_mean=k_mean, v_mean=call.v_mean, **layout).given()
+    out, lse = shapes(*arguments)
     operators.run_forward(call.q8, call.k8, call.v8, out, lse, given)
-    if not call.joins_means:
-        return out, lse, nothing
-    return with_mean(out, lse, call.v_mean, options.cu_seqlens_q), lse, out
+    return out, lse
 
 
 def shapes(*arguments):
     call = Call(*arguments[:OWN])
-    out = operators.new_out(call.q, call.v)
-    out_of_kernel = torch.empty_like(out) if call.joins_means else out.new_empty((0,))
-    return out, operators.new_lse(call.q), out_of_kernel
+    return operators.new_out(call.q, call.v), operators.new_lse(call.q)
 
 
 class AttentionFp8(Function):
-    """(run, *Call, *options of both passes) -> (out, lse, out_of_kernel)."""
+    """(run, *Call, *options of both passes) -> (out, lse)."""
 
     @staticmethod
     def forward(ctx, run, *arguments):
         call, options = Call(*arguments[:OWN]), Options(*arguments[OWN:])
         operators.refuse_without_backward(call.q, call.k, call.v, options[: len(BOTH_PASSES)])
-        out, lse, out_of_kernel = run(*arguments)
-        ctx.mark_non_differentiable(out_of_kernel)
+        out, lse = run(*arguments)
         ctx.set_materialize_grads(False)
-        o = out_of_kernel if call.joins_means else out
         saved = kept(call)
-        ctx.save_for_backward(o, lse, *saved, *options.tensors())
+        ctx.save_for_backward(out, lse, *saved, *options.tensors())
         ctx.call = call._replace(**dict.fromkeys(Call._fields[: len(saved)]))
         ctx.options = options.with_tensors(NO_GRADIENTS.tensors())
         ctx.num_arguments = len(arguments)
-        return out, lse, out_of_kernel
+        return out, lse
 
     @staticmethod
-    def backward(ctx, do, dlse, _):
-        o, lse, *tensors = ctx.saved_tensors
+    def backward(ctx, do, dlse):
+        out, lse, *tensors = ctx.saved_tensors
         num_options = len(ctx.options.tensors())
         saved, of_options = tensors[:-num_options], tensors[-num_options:]
         call = ctx.call._replace(**dict(zip(Call._fields, saved, strict=False)))
         options = ctx.options.with_tensors(of_options)
-        q, k, v = numbers_of_backward(call, o.dtype, options)
-        dq, dk, dv, named = run_gradients(do, q, k, v, o, lse, options, dlse)
+        q, k, v = numbers_of_backward(call, out.dtype, options)
+        dq, dk, dv, named = run_gradients(do, q, k, v, out, lse, options, dlse)
         others = (None,) * (OWN - 3)
         return None, dq, dk, dv, *others, *named[: ctx.num_arguments - OWN]
 
@@ -114,28 +106,31 @@ def kept(call):
 
 
 def numbers_of_backward(call, dtype, options):
-    """q, k and v of the backward: without means if they join behind the forward's kernel."""
-    turn = rotation(call) if call.hadamard else None
+    """q, k and v of the backward."""
     cu_q, cu_k = options.cu_seqlens_q, options.cu_seqlens_k
     if not call.saves_quantized:
-        if not call.joins_means:
+        if not call.centred:
             return call.q, call.k, call.v
-        k_mean = turned_back(call.k_mean, turn)
-        return call.q, minus(call.k, k_mean, cu_k), minus(call.v, call.v_mean, cu_k)
-    k_mean, v_mean = (None, None) if call.joins_means else (call.k_mean, call.v_mean)
-    q = dequantized(call.q8, call.q_descale, None, cu_q, turn, dtype)
-    k = dequantized(call.k8, call.k_descale, k_mean, cu_k, turn, dtype)
-    v = dequantized(call.v8, call.v_descale, v_mean, cu_k, None, dtype)
-    return q, k, v
+        k_mean = turned_back(call.k_mean, rotation(call))
+        return call.q, minus(call.k, k_mean, cu_k), call.v
+    k_mean = None if call.centred else call.k_mean
+    of_q = call.q8, call.q_descale
+    of_k, of_v = (call.k8, call.k_descale, k_mean), (call.v8, call.v_descale, call.v_mean)
+    lengths_q = cu_q, options.seqused_q, options.max_seqlen_q
+    lengths_k = cu_k, options.seqused_k, options.max_seqlen_k
+    turned = call.hadamard, call.seed
+    how = *turned, *lengths_q, *lengths_k, call.v_transposed, options.num_threads
+    return dequantize_together(*of_q, *of_k, *of_v, dtype, *how)
 
 
 def rotation(call):
-    """(d, d) float32: fa3.quantize turns a row x of q or k into x @ rotation.
+    """(d, d) float32: fa3.quantize turns a row x of q or k into x @ rotation. None: it does not.
 
     The mean of one row is that row, turned.
     """
-    x = call.q8 if call.q is None else call.q
-    units = torch.eye(x.shape[-1], dtype=torch.float32, device=x.device)[:, None, None]
+    if not call.hadamard:
+        return None
+    units = torch.eye(call.q.shape[-1], dtype=torch.float32, device=call.q.device)[:, None, None]
     options = False, True, call.seed, None, None, 0, False, 0, 0
     return quantize(units, "block", True, None, None, *options)[2][:, 0]
 
@@ -149,29 +144,6 @@ def minus(x, mean, cu_seqlens):
     return (x - of_rows(mean, cu_seqlens, x)).to(x.dtype)
 
 
-def dequantized(x, descale, mean, cu_seqlens, turn, dtype):
-    """Numbers in dtype, turned back before they are scaled: e4m3's are exact in 16 bits, so that
-    tensor cores multiply them, and what is rounded has any mantissa."""
-    found, scale = x.to(dtype), scales_of_rows(descale, cu_seqlens, x)
-    if turn is not None:
-        # The matrix has the square root of a power of two, which 16 bits may not have.
-        is_square = (x.shape[-1] & -x.shape[-1]).bit_length() % 2 == 1
-        unit = 1.0 if is_square else 2.0**0.5
-        found, scale = found @ (unit * turn).T.to(dtype), scale / unit
-    found = found * scale
-    if mean is not None:
-        found = found + of_rows(turned_back(mean, turn), cu_seqlens, x)
-    return found.to(dtype)
-
-
-def with_mean(out, lse, v_mean, cu_seqlens_q):
-    """out + v_mean, rounded once, in the rows that see a key; the others stay 0."""
-    group = out.shape[-2] // v_mean.shape[1]
-    mean = of_rows(v_mean.repeat_interleave(group, 1), cu_seqlens_q, out)
-    sees_nothing = (lse == -torch.inf).transpose(-1, -2)[..., None]
-    return (out + mean).to(out.dtype).masked_fill_(sees_nothing, 0.0)
-
-
 def of_rows(x, cu_seqlens, rows):
     """x, (sequences, heads, n), for each row of `rows`; 0 where there are no sequences."""
     if cu_seqlens is None:
@@ -179,24 +151,6 @@ def of_rows(x, cu_seqlens, rows):
     if x.shape[0] == 0:
         return x.new_zeros((rows.shape[0], *x.shape[1:]))
     return x[sequences(cu_seqlens, rows)]
-
-
-def scales_of_rows(descale, cu_seqlens, rows):
-    """descale, of any scaling, for each row of `rows`."""
-    if descale.ndim == 1:
-        return descale
-    if descale.ndim == 2:
-        return of_rows(descale[..., None], cu_seqlens, rows)
-    if cu_seqlens is None:
-        of_each = descale.repeat_interleave(DESCALE_ROWS, 2)[:, :, : rows.shape[1]]
-        return of_each.transpose(1, 2)[..., None]
-    if descale.shape[0] == 0:
-        return descale.new_zeros((rows.shape[0], descale.shape[1], 1))
-    sequence = sequences(cu_seqlens, rows)
-    row = torch.arange(rows.shape[0], device=rows.device) - cu_seqlens[sequence]
-    # Rows of no sequence lie behind; in front of the first one where lengths are garbage.
-    block = (row // DESCALE_ROWS).clamp(0, descale.shape[2] - 1)
-    return descale[sequence, :, block][..., None]
 
 
 def sequences(cu_seqlens, rows):
@@ -229,15 +183,15 @@ def attend_fp8(inputs, quantized, how, options):
     is_shifted = named.softcap or named.sink is not None or named.gate is not None
     call = Call(
         *(*inputs, q8.x, k8.x, v8.x, q8.descale, k8.descale, v8.descale, k8.mean, v8.mean),
-        joins_means=k8.mean is not None and not is_shifted,
+        centred=k8.mean is not None and not is_shifted,
         num_splits=named.num_splits,
         **how,
     )
-    out, lse, _ = forward_fp8(*call, *named[: len(BOTH_PASSES)])
+    out, lse = forward_fp8(*call, *named[: len(BOTH_PASSES)])
     if not options.get("return_lse"):
         return out
-    if call.joins_means:
-        k_mean = turned_back(k8.mean, rotation(call) if call.hadamard else None)
+    if call.centred:
+        k_mean = turned_back(k8.mean, rotation(call))
         group = q.shape[-2] // k_mean.shape[1]
         mean = of_rows(k_mean.repeat_interleave(group, 1), named.cu_seqlens_q, q)
         scale = q.shape[-1] ** -0.5 if named.scale is None else named.scale

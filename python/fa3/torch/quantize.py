@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.fa3.quantize and quantize_together: fa3.quantize, and q, k and v of attention_fp8."""
+"""torch.ops.fa3.quantize: fa3.quantize; quantize_together and dequantize_together: q, k and v of
+attention_fp8, there and back.
+"""
 
 import torch
 
 from fa3 import _calls
 from fa3.torch.checks import refuse_other_than_tensor
 from fa3.torch.library import define, refuse_gradients, unrecorded
-from fa3.torch.operators import threads_of
+from fa3.torch.operators import new_rows, threads_of
 
 SCHEMA = (
     '(Tensor x, str scaling="block", bool center=False, Tensor? rotary_cos=None, '
@@ -117,3 +119,46 @@ def quantize_together(q, k, v, scaling, center, hadamard, seed, lengths_q, lengt
     lengths = *lengths_q, *lengths_k
     found = run_together(q, k, v, scaling, center, hadamard, seed, *lengths, *options)
     return [(*found[at : at + 2], found[at + 2] if center and at > 0 else None) for at in (0, 3, 6)]
+
+
+DEQUANTIZE = (
+    "(Tensor q8, Tensor q_descale, Tensor k8, Tensor k_descale, Tensor? k_mean, Tensor v8, "
+    "Tensor v_descale, Tensor? v_mean, ScalarType dtype, bool hadamard, int seed, "
+    "Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt max_seqlen_q, Tensor? cu_seqlens_k, "
+    "Tensor? seqused_k, SymInt max_seqlen_k, bool transposed, int num_threads) -> "
+    "(Tensor q, Tensor k, Tensor v)"
+)
+
+
+def wide_shapes(q8, q_descale, k8, k_descale, k_mean, v8, v_descale, v_mean, dtype, *_):
+    return tuple(new_rows(x.shape, dtype, x.device) for x in (q8, k8, v8))
+
+
+def wide_kernel(q8, q_descale, k8, k_descale, k_mean, v8, v_descale, v_mean, dtype, *options):
+    """What q8, k8 and v8 stand for, in `dtype`; a mean that is not given stays away."""
+    q, k, v = found = wide_shapes(
+        q8, q_descale, k8, k_descale, k_mean, v8, v_descale, v_mean, dtype
+    )
+    hadamard, seed, *lengths, transposed, num_threads = options
+    threads = threads_of(q8, num_threads)
+
+    def call(x, x8, descale, mean, mixed, of_lengths, turned):
+        numbers = x, x8, descale, mean, None, None, False, mixed, seed
+        return *numbers, *of_lengths, turned, 0, threads
+
+    calls = {
+        "q": call(q, q8, q_descale, None, hadamard, lengths[:3], False),
+        "k": call(k, k8, k_descale, k_mean, hadamard, lengths[3:], False),
+        "v": call(v, v8, v_descale, v_mean, False, lengths[3:], transposed),
+    }
+    _calls.dequantize_together(calls)
+    return found
+
+
+def record_wide(op, *arguments):
+    return unrecorded(op, *arguments)
+
+
+dequantize_together = define(
+    "dequantize_together", DEQUANTIZE, wide_kernel, wide_shapes, record_wide
+)

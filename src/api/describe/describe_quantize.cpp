@@ -68,9 +68,9 @@ fa3_tensor written_y(const fa3_quantize_params& p) {
   return y;
 }
 
-}  // namespace
-
-Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* problem) {
+// All but which tensors are written.
+Status describe_either_way(const fa3_quantize_params& p, Purpose purpose,
+                           QuantizeProblem* problem) {
   FA3_TRY(check_flag("transposed", p.transposed));
   if (p.transposed != 0) {
     FA3_TRY(check_y_transposed(p));
@@ -109,11 +109,6 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
   FA3_TRY(describe_rotary(p, shape, purpose, &problem->rotary));
   FA3_TRY(resolve_threads(p.num_threads, p.x.device_type, &problem->num_threads));
   FA3_TRY(resolve_engine(p.engine, &problem->engine));
-  if (purpose == Purpose::call) {
-    const fa3_tensor written = written_y(p);
-    FA3_TRY(check_outputs(tensors_of(p, written)));
-  }
-
   problem->x = operand(p.x);
   problem->y = operand(p.y);
   problem->descale = descales<float>(p.descale);
@@ -127,6 +122,23 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
   return {};
 }
 
+}  // namespace
+
+Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* problem) {
+  FA3_TRY(describe_either_way(p, purpose, problem));
+  if (purpose == Purpose::query) return {};
+  const fa3_tensor written = written_y(p);
+  return check_outputs(tensors_of(p, written));
+}
+
+Status describe(const DequantizeParams& p, QuantizeProblem* problem) {
+  FA3_TRY(describe_either_way(p, Purpose::call, problem));
+  if (problem->rotary.dim > 0) {
+    return invalid("rotary_cos, rotary_sin: expected none, since a rotation is not turned back");
+  }
+  return check_outputs(tensors_of(p));
+}
+
 Status check_outputs_together(std::span<const fa3_quantize_params> params) {
   std::vector<fa3_tensor> written;  // CallTensor refers to tensors
   written.reserve(params.size());
@@ -135,6 +147,14 @@ Status check_outputs_together(std::span<const fa3_quantize_params> params) {
     for (const CallTensor& tensor : tensors_of(p, written.emplace_back(written_y(p)))) {
       tensors.push_back(tensor);
     }
+  }
+  return check_outputs(tensors);
+}
+
+Status check_outputs_together(std::span<const DequantizeParams> params) {
+  std::vector<CallTensor> tensors;
+  for (const DequantizeParams& p : params) {
+    for (const CallTensor& tensor : tensors_of(p)) tensors.push_back(tensor);
   }
   return check_outputs(tensors);
 }

@@ -69,6 +69,14 @@ void add_options(Words* words, const fa3_options& p) {
   if (p.dropout_seed_at != nullptr) words->option<std::string>("dropout_seed_at", "given");
 }
 
+void add_options(Words* words, const fa3_quantize_params& p) {
+  words->option("max_seqlen", p.max_seqlen)
+      .option("hadamard", p.hadamard)
+      .option("seed", p.seed)
+      .option("transposed", p.transposed)
+      .option("engine", p.engine);
+}
+
 std::string name_of_dtype(int32_t dtype) {
   return is_known(dtype) ? name_of(static_cast<DType>(dtype)) : concat("dtype ", dtype);
 }
@@ -101,12 +109,15 @@ RecordedCall recorded(const fa3_backward_params& p) {
 }
 
 RecordedCall recorded(const fa3_quantize_params& p) {
-  return Words("quantize", tensors_of(p, p.y))
-      .option("max_seqlen", p.max_seqlen)
-      .option("hadamard", p.hadamard)
-      .option("seed", p.seed)
-      .option("transposed", p.transposed)
-      .option("engine", p.engine);
+  Words words("quantize", tensors_of(p, p.y));
+  add_options(&words, p);
+  return words;
+}
+
+RecordedCall recorded(const DequantizeParams& p) {
+  Words words("dequantize", tensors_of(p));
+  add_options(&words, p);
+  return words;
 }
 
 RecordedCall recorded(const fa3_merge_params& p) {

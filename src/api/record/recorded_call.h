@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "api/call_tensors.h"
+
 namespace fa3::api {
 
 struct RecordedTensor {
@@ -28,6 +30,7 @@ struct RecordedCall {
 RecordedCall recorded(const fa3_forward_params& params);
 RecordedCall recorded(const fa3_backward_params& params);
 RecordedCall recorded(const fa3_quantize_params& params);
+RecordedCall recorded(const DequantizeParams& params);
 RecordedCall recorded(const fa3_merge_params& params);
 RecordedCall recorded(const fa3_append_params& params);
 RecordedCall recorded(const fa3_mla_forward_params& params);

@@ -42,6 +42,7 @@ const Engine kCpuEngine = {
     .run_append = run_append,
     .plan_quantize = plan_quantize,
     .run_quantize = run_quantize,
+    .run_dequantize = run_dequantize,
     .continues = [](const Problem&) { return true; },
     .plan_mla = plan_mla,
     .run_mla = run_mla,

@@ -37,6 +37,10 @@ const Engine kHopperEngine = {
     .run_quantize = cuda::run_quantize,
     .plan_quantize_together = cuda::plan_quantize_together,
     .run_quantize_together = cuda::run_quantize_together,
+    .run_dequantize = [](const DequantizeProblem& problem, void* stream) -> Status {
+      FA3_TRY(cuda::check_device(problem.device_index, kCapability));
+      return cuda::run_dequantize(problem, stream);
+    },
     .continues = continues,
     .has_score_functions = true,
     .make_forward_lists = make_forward_lists,

@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from fa3.fp8 import SAVED  # noqa: E402
-from fa3.torch import fp8 as of_backward  # noqa: E402
 from fa3.torch import switch  # noqa: E402
-from fa3.torch.fp8 import scales_of_rows, turned_back  # noqa: E402
+from fa3.torch.fp8 import turned_back  # noqa: E402
+from fa3.torch.quantize import dequantize_together  # noqa: E402
 
 DATA = Path(__file__).parents[3] / "examples" / "data"
 ROWS, LENGTHS = 70, (30, 40)  # more than a block of scales
@@ -218,11 +218,10 @@ def loss_of(q, k, v):
 
 
 def test_a_recorded_call_returns_what_one_without_gradients_does(qkv):
-    """V's mean joins the output behind the kernel, which rounds twice; the LSE has it from q that
-    is not rounded."""
+    """But for the LSE, whose part of k's mean is from q as given."""
     recorded = fa3.attention_fp8(*qkv, return_lse=True)
     plain = fa3.attention_fp8(*(x.detach() for x in qkv), return_lse=True)
-    torch.testing.assert_close(recorded[0], plain[0], rtol=2.0**-7, atol=2.0**-7)
+    assert torch.equal(recorded[0], plain[0])
     torch.testing.assert_close(recorded[1], plain[1], rtol=0, atol=0.25)
     assert fa3.attention_fp8(*(x.detach() for x in qkv)).grad_fn is None
     with torch.no_grad():
@@ -425,24 +424,51 @@ def test_rows_of_no_sequence_have_gradients_of_zero(saved):
     assert not any(x.any() for x in (out, *gradients))
 
 
-def test_lengths_of_garbage_name_no_scale_that_is_not_there():
-    cu = torch.tensor([70, 99], dtype=torch.int32)  # what a GPU may hold; CPUs refuse it
-    assert scales_of_rows(torch.ones(1, 2, 3), cu, torch.empty(5, 2, 64)).shape == (5, 2, 1)
+def dequantized_together(q8, k8, v8, dtype, hadamard, cu, longest):
+    """What torch.ops.fa3.dequantize_together makes of them, with the means of k and v."""
+    of_k, of_v = (k8.x, k8.descale, k8.mean), (v8.x, v8.descale, v8.mean)
+    lengths = cu, None, longest
+    how = dtype, hadamard, 9, *lengths, *lengths, False, 0
+    return dequantize_together(q8.x, q8.descale, *of_k, *of_v, *how)
 
 
 @pytest.mark.parametrize("dim", [64, 96, 128, 160])
-def test_numbers_of_the_backward_have_no_error_of_one_sign(dim):
-    """A matrix of 16 bits has no sqrt(1 / 128): every score would be off by the same factor."""
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("cu", [None, CU])
+def test_dequantized_numbers_are_rounded_once(dim, hadamard, cu):
     torch.manual_seed(0)
-    x = torch.randn(1, 300, 2, dim)
-    small = fa3.quantize(x, hadamard=True)
+    q, k, v = torch.randn(3, *((2, ROWS) if cu is None else (ROWS + 3,)), 2, dim)
+    longest = 0 if cu is None else 40
+    lengths = {"cu_seqlens": cu, "max_seqlen": longest}
+    how = {"hadamard": hadamard, "seed": 9} | lengths
+    q8 = fa3.quantize(q, **how)
+    k8 = fa3.quantize(k + 3, center=True, **how)
+    v8 = fa3.quantize(v, center=True, **lengths)
+    found = dequantized_together(q8, k8, v8, torch.float16, hadamard, cu, longest)
     units = torch.eye(dim)[:, None, None]
-    _, _, turn = fa3.quantize(units, hadamard=True, center=True)
-    turn = turn[:, 0].double()
-    exact = small.x.double() * scales_of_rows(small.descale, None, small.x) @ turn.T
-    numbers = small.x, small.descale, None, None, turn.float(), torch.float16
-    found = of_backward.dequantized(*numbers).double()
-    assert abs((found * exact).sum() / exact.square().sum() - 1) < 4e-5
+    turn = fa3.quantize(units, hadamard=hadamard, center=True, seed=9).mean[:, 0].double()
+    inputs = (q, hadamard, False), (k + 3, hadamard, True), (v, False, True)
+    for x, (wide, turned, center) in zip(found, inputs, strict=True):
+        exact = dequantized(wide, turned, center, "block", cu).double()
+        exact = exact @ turn.T if turned else exact
+        if cu is not None:
+            assert not x[ROWS:].any()  # of no sequence
+            x, exact = x[:ROWS], exact[:ROWS]
+        spacing = (
+            torch.maximum(exact.abs(), torch.tensor(2.0**-14)).log2().floor().exp2() * 2.0**-10
+        )
+        assert ((x.double() - exact).abs() <= 0.5001 * spacing + 2.0**-22 * exact.abs().max()).all()
+
+
+def test_the_inverse_tells_compilers_the_truth(qkv):
+    q8, k8, v8 = (fa3.quantize(x.detach(), center=i > 0) for i, x in enumerate(qkv))
+    tensors = q8.x, q8.descale, k8.x, k8.descale, k8.mean, v8.x, v8.descale, v8.mean
+    lengths = None, None, 0
+    torch.library.opcheck(
+        torch.ops.fa3.dequantize_together.default,
+        (*tensors, torch.bfloat16, True, 0, *lengths, *lengths, False, 0),
+        test_utils=("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"),
+    )
 
 
 def test_means_are_turned_back_in_full_under_autocast():

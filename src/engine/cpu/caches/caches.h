@@ -6,6 +6,7 @@
 #include <fa3/status.h>
 
 #include "core/append.h"
+#include "core/dequantize.h"
 #include "core/plan.h"
 #include "core/problem.h"
 
@@ -17,6 +18,9 @@ Status run_quantize(const QuantizeProblem& problem, const Plan& plan, void* work
 Status plan_reference_quantize(const QuantizeProblem& problem, Plan* plan);
 Status run_reference_quantize(const QuantizeProblem& problem, const Plan& plan, void* workspace,
                               void*);
+
+// The inverse: what e4m3 numbers stand for.
+Status run_dequantize(const DequantizeProblem& problem, void* stream);
 
 // New rows into a cache, rotated on the way.
 Status run_append(const AppendProblem& problem, void* stream);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/float_environment.h"
+#include "engine/cpu/caches/hadamard.h"
 #include "engine/cpu/machine/parallel.h"
 #include "engine/cpu/rows.h"
 
@@ -63,32 +64,17 @@ void rotate(const Rotary& rotary, int64_t position, float* row) {
   }
 }
 
-// row -> H diag(signs) row: butterflies of growing stride in each block, then block^-0.5.
+// row -> H diag(signs) row.
 void mix(const std::vector<float>& signs, float* row) {
-  const auto dim = static_cast<int64_t>(signs.size());
-  const int64_t block = hadamard_block(dim);
-  for (int64_t c = 0; c < dim; ++c) row[c] *= signs[static_cast<size_t>(c)];
-  for (int64_t stride = 1; stride < block; stride *= 2) {
-    for (int64_t first = 0; first < dim; first += 2 * stride) {
-      for (int64_t c = first; c < first + stride; ++c) {
-        const float a = row[c], b = row[c + stride];
-        row[c] = a + b;
-        row[c + stride] = a - b;
-      }
-    }
-  }
-  const float factor = hadamard_factor(block);
-  for (int64_t c = 0; c < dim; ++c) row[c] *= factor;
+  multiply_by_signs(signs, row);
+  multiply_by_hadamard(static_cast<int64_t>(signs.size()), row);
 }
 
 class Quantizer {
  public:
   Quantizer(const QuantizeProblem& problem, const QuantizeWorkspace& workspace, int num_threads)
       : p_(problem), workspace_(workspace), num_threads_(num_threads) {
-    if (!p_.hadamard) return;
-    for (int64_t c = 0; c < p_.head_dim; ++c) {
-      signs_.push_back(is_negated(p_.seed, c) ? -1.0f : 1.0f);
-    }
+    if (p_.hadamard) signs_ = random_signs(p_.seed, p_.head_dim);
   }
 
   void run() const {

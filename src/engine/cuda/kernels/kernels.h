@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/append.h"
+#include "core/dequantize.h"
 #include "core/latent.h"
 #include "core/plan.h"
 #include "core/problem.h"
@@ -24,6 +25,9 @@ Status run_quantize(const QuantizeProblem& problem, const Plan& plan, void* work
 Status plan_quantize_together(std::span<const QuantizeProblem> problems, Plan* plan);
 Status run_quantize_together(std::span<const QuantizeProblem> problems, void* workspace,
                              void* stream);
+
+// The inverse: what e4m3 numbers stand for, with the CPU's bits.
+Status run_dequantize(const DequantizeProblem& problem, void* stream);
 
 // Any CUDA device would do.
 Status run_append(const AppendProblem& problem, void* stream);

@@ -191,5 +191,53 @@ TEST(QuantizeTogether, refuses_wrong_calls_by_number_and_changes_nothing) {
   EXPECT_TRUE(first.outputs_untouched() && second.outputs_untouched());
 }
 
+// y, descale and mean are read, x is written.
+TEST(DequantizeTogether, refuses_wrong_calls_by_number_and_changes_nothing) {
+  QuantizeCall first, second;
+  for (QuantizeCall* call : {&first, &second}) {
+    call->params.rotary_cos = call->params.rotary_sin = {};
+    call->x.poison();
+    call->y.randomize(2);
+    for (int64_t b = 0; b < 2; ++b) call->descale.fill_row(b, 0, 0.5f);
+    for (int64_t b = 0; b < 2; ++b) call->descale.fill_row(b, 1, 0.5f);
+    call->mean.randomize(3);
+  }
+  const P* const calls[] = {&first.params, &second.params, nullptr};
+  const auto expect = [&](const P* const* params, int32_t count, const char* argument,
+                          const char* words) {
+    EXPECT_EQ(fa3_dequantize_together(params, count, nullptr), FA3_INVALID_ARGUMENT);
+    EXPECT_TRUE(last_error_says(argument, {words}));
+  };
+  expect(calls, 0, "count:", "1 to 3");
+  expect(calls, 4, "count:", "got 4");
+  expect(nullptr, 1, "params:", "null pointer");
+  expect(calls, 3, "params:", "null pointer");
+  const P kept = second.params;
+  const auto expect_of_second = [&](const char* argument, const char* words) {
+    expect(calls, 2, argument, words);
+    second.params = kept;
+  };
+  second.params.y.dtype = FA3_FLOAT16;
+  expect_of_second("params[1].y:", "float8_e4m3");
+  second.params.x.data = second.params.y.data;
+  expect_of_second("params[1].x:", "overlaps y");
+  second.params.x.stride[0] = 0;
+  expect_of_second("params[1].x:", "do not overlap");
+  second.params.x.data = first.params.x.data;
+  expect_of_second("x:", "overlaps x");
+  second.params.x.data = first.params.mean.data;
+  expect_of_second("x:", "overlaps");
+  second.params.x.device_type = second.params.y.device_type = FA3_CUDA;
+  second.params.descale.device_type = second.params.mean.device_type = FA3_CUDA;
+  expect_of_second("params[1].x:", "device of params[0].x");
+  second.params.rotary_cos = second.params.rotary_sin =
+      contiguous(second.table.data(), FA3_FLOAT32, {70, 4});
+  expect_of_second("params[1].rotary_cos, rotary_sin:", "expected none");
+  EXPECT_TRUE(first.x.untouched() && second.x.untouched());
+  second.params.descale.stride[0] = second.params.descale.stride[1] = 0;  // read, so it may
+  ASSERT_EQ(fa3_dequantize_together(calls, 2, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(first.x.values().numbers, second.x.values().numbers);
+}
+
 }  // namespace
 }  // namespace fa3::test::quantize_bad_input
