@@ -148,13 +148,15 @@ def attention_fp8(
     turned = {"hadamard": hadamard, "seed": seed}
     how = {"scaling": scaling, "center": center, "transposed": transposed, **turned, **run}
     q8, k8, v8 = quantize_together(q, k, v, lengths=lengths, **how)
-    if learns:
-        how = {"hadamard": hadamard, "seed": seed, "saves_quantized": saves_quantized}
-        result = backend.attend_fp8(inputs, (q8, k8, v8), how | {"v_transposed": transposed}, given)
-    else:
-        result = attend(q, v, (q8, k8, v8), transposed, out, given)
-    if not is_compiled(q) and sampler() is not None:
-        sampler().see(q, k, v, result, given)
+    if learns or (out is None and is_sampled_by_operator(inputs, given)):
+        how = turned | {"saves_quantized": saves_quantized, "v_transposed": transposed}
+        return backend.attend_fp8(inputs, (q8, k8, v8), how | {"learns": learns}, given)
+    result = attend(q, v, (q8, k8, v8), transposed, out, given)
+    if not is_compiled(q) and not is_transformed(q) and sampler() is not None:
+        plain = {"return_lse": False, "return_max_logit": False}
+        given = {name: detached(x) for name, x in (given | plain).items()}
+        found = result[0] if isinstance(result, tuple) else result
+        sampler().see(q, k, v, found, lambda: attention(q, k, v, **given))
     return result
 
 
@@ -191,6 +193,11 @@ def refuse_without_gradient(given, out):
             "out: expected None where a gradient is needed, since it is written in place; use "
             "torch.no_grad(), or detach()"
         )
+    if "left_padding" in given:
+        raise Unsupported(
+            "left_padding: expected None where a gradient is needed; use torch.no_grad(), or "
+            "packed sequences"
+        )
     if given.get("return_max_logit"):
         raise Unsupported(
             "return_max_logit: expected False where a gradient is needed; call attention_fp8 once "
@@ -216,8 +223,20 @@ def is_read_transposed(v, options):
     return all(options.get(name) is None for name in ("cu_seqlens_k", "seqused_k"))
 
 
+def is_sampled_by_operator(inputs, options):
+    """Whether torch.ops.fa3.forward_fp8 should see the call: it takes samples in compiled programs
+    and CUDA graphs too."""
+    if not all(map(is_torch, inputs)) or not torch_backend().has_fp8_sampler():
+        return False
+    return not options.get("return_max_logit") and "left_padding" not in options
+
+
 class Sampler:
-    """What every n-th call differs by from the same call without quantization."""
+    """What every n-th call differs by from the same call without quantization.
+
+    In a CUDA graph a call is a sample in every replay or in none: the first call of a kind that is
+    captured, and every n-th one behind it.
+    """
 
     def __init__(self, every):
         self.every = every
@@ -227,40 +246,54 @@ class Sampler:
     def begin(self):
         self.process = os.getpid()  # a child after fork begins again
         self.calls = {}  # by kind
+        self.captured = {}  # by kind: calls of the present capture
         self.found = {}  # by kind: (samples, their sum, the largest), as difference() gives them
 
-    def see(self, q, k, v, result, options):
-        found = result[0] if isinstance(result, tuple) else result
-        if is_being_captured(q) or is_transformed(q) or not all(shape_of(found, "out")):
+    def see(self, q, k, v, found, attend):
+        """attend(): the output without quantization."""
+        if not all(shape_of(found, "out")):
             return
         kind = f"{type_of(q)} q {tuple(q.shape)} k {tuple(k.shape)} v {tuple(v.shape)}"
+        is_captured = is_being_captured(q)
         with self.lock:
             if self.process != os.getpid():
                 self.begin()
-            self.calls[kind] = number = self.calls.get(kind, 0) + 1
-        if (number - 1) % self.every == 0:
-            plain = {"return_lse": False, "return_max_logit": False}
-            given = {name: detached(x) for name, x in (options | plain).items()}
-            wide = attention(q, k, v, **given)
-            error = difference(found, wide)
-            largest = sys.modules["torch"].maximum if is_torch(error) else max
+            if not is_captured:
+                self.captured.pop(kind, None)
+            counts = self.captured if is_captured else self.calls
+            number = counts.get(kind, 0)
+            counts[kind] = number + 1
+            sums = self.found.get(kind)
+        # Sums are not allocated in a graph's memory, which the next replay may write.
+        if number % self.every == 0 and not (is_captured and sums is None):
+            error = difference(found, attend())
             with self.lock:
-                samples, total, most = self.found.get(kind, (0, 0 * error, error))
-                self.found[kind] = samples + 1, total + error, largest(most, error)
+                self.found[kind] = add_sample(self.found.get(kind), error)
 
     def samples(self):
-        """Of this process, by kind."""
+        """Of this process, by kind. Waits for the devices that have samples under way."""
         with self.lock:
-            return dict(self.found) if self.process == os.getpid() else {}
+            found = self.found if self.process == os.getpid() else {}
+            if any(map(is_torch, found.values())):
+                torch_backend().wait_for_samples()
+            return {kind: sums.tolist() for kind, sums in found.items()}
 
     def report(self):
         for kind, (samples, total, most) in self.samples().items():
             print(
-                f"fa3: fp8 differs by {100 * float(total) / samples:.3g}% from attention without "
-                f"quantization, at most {100 * float(most):.3g}% ({samples} of {self.calls[kind]} "
-                f"calls): {kind}",
+                f"fa3: fp8 differs by {100 * total / samples:.3g}% from attention without "
+                f"quantization, at most {100 * most:.3g}% ({samples:.0f} samples, "
+                f"{self.calls[kind]} calls): {kind}",
                 file=sys.stderr,
             )
+
+
+def add_sample(sums, error):
+    """sums: (samples, their sum, the largest); None: no sample so far."""
+    if is_torch(error):
+        return torch_backend().add_sample(sums, error)
+    samples, total, most = (0, 0, error) if sums is None else sums
+    return np.array((samples + 1, total + error, max(most, error)), dtype=np.float64)
 
 
 @functools.cache
@@ -298,8 +331,8 @@ def sampled_error():
     found = sampler().samples().values() if sampler() else ()
     if not found:
         return None
-    samples = sum(x[0] for x in found)
-    return sum(float(x[1]) for x in found) / samples, max(float(x[2]) for x in found), samples
+    samples = int(sum(x[0] for x in found))
+    return sum(x[1] for x in found) / samples, max(x[2] for x in found), samples
 
 
 def detached(value):

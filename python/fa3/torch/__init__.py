@@ -25,6 +25,9 @@ from fa3.torch.autograd import gradients as gradients
 from fa3.torch.autograd import to_autocast_type as to_autocast_type
 from fa3.torch.checks import refuse_numbers_that_learn as refuse_numbers_that_learn
 from fa3.torch.fp8 import attend_fp8 as attend_fp8
+from fa3.torch.fp8_samples import add_sample as add_sample
+from fa3.torch.fp8_samples import has_fp8_sampler as has_fp8_sampler
+from fa3.torch.fp8_samples import wait_for_samples as wait_for_samples
 from fa3.torch.library import needs_gradient as needs_gradient
 from fa3.torch.merge import merge as merge
 from fa3.torch.public import attend_with_bias as attend_with_bias

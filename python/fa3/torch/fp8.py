@@ -13,7 +13,7 @@ import torch
 
 from fa3._options import BOTH_PASSES, Options, in_order
 from fa3.masks import refuse_other_extents
-from fa3.torch import operators
+from fa3.torch import fp8_samples, operators
 from fa3.torch.autograd import NO_GRADIENTS, run_gradients
 from fa3.torch.dropout import seeded
 from fa3.torch.library import Function, define, recorded_by
@@ -60,6 +60,9 @@ def kernel(*arguments):
     given = options._replace(**descales, k_mean=k_mean, v_mean=call.v_mean, **layout).given()
     out, lse = shapes(*arguments)
     operators.run_forward(call.q8, call.k8, call.v8, out, lse, given)
+    wide = call.q, call.k, call.v
+    of_both = options[: len(BOTH_PASSES)]
+    fp8_samples.see(*wide, out, lambda: operators.forward_kernel(*wide, *of_both)[0])
     return out, lse
 
 
@@ -164,12 +167,12 @@ forward_fp8 = define("forward_fp8", SCHEMA, kernel, shapes, recorded_by(Attentio
 
 
 def attend_fp8(inputs, quantized, how, options):
-    """attention_fp8() of tensors that need a gradient.
+    """attention_fp8() of tensors that need a gradient, or of a call that samples are taken of.
 
     Args:
         inputs: q, k, v.
         quantized: a Quantized of each.
-        how: hadamard, seed, saves_quantized and v_transposed, by name.
+        how: hadamard, seed, saves_quantized, v_transposed and learns, by name.
         options: those of attention_fp8(), by name.
     """
     q, k, _ = inputs
@@ -181,9 +184,10 @@ def attend_fp8(inputs, quantized, how, options):
     named = Options(*seeded(q, in_order("attention_fp8", given), options.get("generator")))
     # A softcap, a sink and a gate see the scores and the output themselves.
     is_shifted = named.softcap or named.sink is not None or named.gate is not None
+    centred = how.pop("learns") and k8.mean is not None and not is_shifted
     call = Call(
         *(*inputs, q8.x, k8.x, v8.x, q8.descale, k8.descale, v8.descale, k8.mean, v8.mean),
-        centred=k8.mean is not None and not is_shifted,
+        centred=centred,
         num_splits=named.num_splits,
         **how,
     )

@@ -151,6 +151,97 @@ def test_the_error_of_fp8_is_that_of_the_sampled_calls():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+COMPILED = """
+import os, torch, fa3
+from fa3.fp8 import difference
+fa3.monitor.start(fp8_every=2)
+attend = torch.compile(fa3.attention_fp8, fullgraph=True, backend="aot_eager")
+errors = []
+for call in range(4):
+    q, k, v = torch.randn(3, 1, 50, 2, 64, requires_grad=LEARNS)
+    out, lse = attend(q, k, v, causal=True, return_lse=True)
+    if call % 2 == 0:
+        errors.append(float(difference(out, fa3.attention(q, k, v, causal=True))))
+mean, largest, samples = fa3.fp8.sampled_error()
+assert samples == 2 and abs(mean - sum(errors) / 2) < 1e-6 and abs(largest - max(errors)) < 1e-6
+fa3.fp8.started = None
+wanted = fa3.attention_fp8(q, k, v, causal=True, return_lse=True)
+assert all(map(torch.equal, (out, lse), wanted))
+"""
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_samples_of_compiled_programs_change_no_result(learns):
+    pytest.importorskip("torch", reason="torch is not installed")
+    done = run(COMPILED.replace("LEARNS", str(learns)))
+    assert done.returncode == 0, done.stderr
+
+
+# What a GPU does at each replay is in the next test.
+def test_a_capture_has_the_first_call_of_a_kind_and_every_nth_behind_it(monkeypatch):
+    from fa3 import fp8
+
+    sampler, captured, seen = fp8.Sampler(3), False, []
+    monkeypatch.setattr(fp8, "is_being_captured", lambda _: captured)
+    q = np.ones((1, 4, 1, 16), np.float32)
+
+    def sees(number):
+        seen.clear()
+        for call in range(number):
+            sampler.see(q, q, q, q, lambda call=call: seen.append(call) or q)
+        return list(seen)
+
+    captured = True
+    assert sees(4) == []  # sums would lie in the graph's memory
+    captured = False
+    assert sees(2) == [0]
+    for _ in range(2):
+        captured = True
+        assert sees(5) == [0, 3]
+        captured = False
+        sees(1)
+    assert list(sampler.samples().values()) == [[6, 0, 0]]
+
+
+IN_A_GRAPH = """
+import torch, fa3
+from fa3.fp8 import difference, sampled_error
+fa3.monitor.start(fp8_every=10)
+make = lambda: torch.randn(3, 1, 512, 2, 128, device="cuda", dtype=torch.bfloat16)
+qkv = make().requires_grad_(LEARNS)
+fa3.attention_fp8(*qkv, causal=True)
+errors = [sampled_error()[0]]
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    out = fa3.attention_fp8(*qkv, causal=True)
+    others = [fa3.attention_fp8(*qkv, causal=True) for _ in range(3)]
+assert sampled_error()[2] == 1
+for size in (1, 3):
+    with torch.no_grad():
+        qkv.copy_(size * make())
+    graph.replay()
+    errors.append(float(difference(out, fa3.attention(*qkv.detach(), causal=True))))
+mean, largest, samples = sampled_error()
+assert samples == 3, samples
+assert abs(mean - sum(errors) / 3) < 1e-4 and abs(largest - max(errors)) < 1e-4, (mean, errors)
+attend = torch.compile(fa3.attention_fp8, fullgraph=True, mode="reduce-overhead")
+with torch.no_grad():
+    for _ in range(6):
+        torch.compiler.cudagraph_mark_step_begin()
+        attend(*qkv, causal=True)
+assert sampled_error()[2] > 3 + 3, sampled_error()
+"""
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_replays_of_cuda_graphs_are_sampled(learns):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("torch finds no Hopper GPU on this machine")
+    done = run(IN_A_GRAPH.replace("LEARNS", str(learns)))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("every", [True, 1.5, -1])
 def test_a_wrong_number_of_fp8_calls_is_refused(every):
     with pytest.raises(fa3.InvalidArgument, match="fp8_every: expected a number of calls"):

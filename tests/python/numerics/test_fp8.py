@@ -99,7 +99,7 @@ def test_every_nth_call_is_compared_with_attention_without_quantization():
     done = run_program("2")
     first, _, third = (float(line) for line in done.stdout.split())
     assert f"fp8 differs by {(first + third) / 2:.3g}% from" in done.stderr
-    most = f"at most {max(first, third):.3g}% (2 of 3 calls): float32 q (1, 50, 2, 64)"
+    most = f"at most {max(first, third):.3g}% (2 samples, 3 calls): float32 q (1, 50, 2, 64)"
     assert most in done.stderr
 
 

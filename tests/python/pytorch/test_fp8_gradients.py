@@ -332,6 +332,11 @@ def test_one_input_alone_may_need_a_gradient(qkv):
         ({"saved": "q8"}, fa3.InvalidArgument, "^saved: expected one of inputs, quantized, got"),
         ({"out": torch.empty(2, 40, 4, 32)}, fa3.InvalidArgument, "^out: .*in place"),
         ({"return_max_logit": True}, fa3.Unsupported, "^return_max_logit: .*gradient"),
+        (
+            {"left_padding": torch.zeros(2, dtype=torch.int32)},
+            fa3.Unsupported,
+            "^left_padding: .*gradient",
+        ),
         ({"dropout_p": 0.1}, fa3.Unsupported, "^dropout_p: expected 0 with"),
         ({"bias": torch.zeros(1)}, fa3.Unsupported, "^bias: not with attention_fp8"),
     ],
