@@ -19,9 +19,7 @@ LatentKernel kernel() {
 
 template <int Rows, int HeadDim>
 LatentKernel of_type(DType dtype, bool is_group128) {
-  if constexpr (Rows < 64) {
-    if (is_group128) return kernel<LatentShape{Rows, HeadDim, Element::kBf16, true}>();
-  }
+  if (is_group128) return kernel<LatentShape{Rows, HeadDim, Element::kBf16, true}>();
   return dtype == DType::float16 ? kernel<LatentShape{Rows, HeadDim, Element::kFp16}>()
                                  : kernel<LatentShape{Rows, HeadDim, Element::kBf16}>();
 }
@@ -35,12 +33,9 @@ LatentKernel of_head_dim(int64_t head_dim, DType dtype, bool is_group128) {
 }  // namespace
 
 LatentKernel latent_kernel_of(int rows, int64_t head_dim, DType dtype, bool is_group128) {
-  if (rows == 64) {
-    if (is_group128) return {};
-    return of_head_dim<64>(head_dim, dtype, false);
-  }
-  return rows == 16 ? of_head_dim<16>(head_dim, dtype, is_group128)
-                    : of_head_dim<32>(head_dim, dtype, is_group128);
+  return rows == 16   ? of_head_dim<16>(head_dim, dtype, is_group128)
+         : rows == 32 ? of_head_dim<32>(head_dim, dtype, is_group128)
+                      : of_head_dim<64>(head_dim, dtype, is_group128);
 }
 
 }  // namespace fa3::hopper

@@ -17,7 +17,7 @@
 // the products, which takes two consumers (latent_byte_rows.cuh).
 //
 // With 64 rows the products of a block take longer than its rows from memory, and two consumers
-// share a block's work (latent_wide_rows.cuh).
+// share a block's work (latent_wide_rows.cuh). Rows of bytes become fp16 in the loader.
 //
 // Read first: latent_params.h. Next: latent_loader.cuh, latent_rows.cuh.
 #pragma once
@@ -27,13 +27,13 @@
 #include "engine/hopper/latent/latent_loader.cuh"
 #include "engine/hopper/latent/latent_rows.cuh"
 #include "engine/hopper/latent/latent_segments.cuh"
+#include "engine/hopper/latent/latent_wide_byte_loader.cuh"
 #include "engine/hopper/latent/latent_wide_rows.cuh"
 
 namespace fa3::hopper {
 
 template <LatentShape C, bool IsGroup128 = C.is_group128, bool IsWide = C.is_wide()>
 struct LoaderOf {
-  static_assert(!IsGroup128 || !IsWide, "no kernel of 64 rows reads rows of 656 bytes");
   using Type = LatentLoader<C>;
 };
 template <LatentShape C>
@@ -44,6 +44,10 @@ template <LatentShape C>
 struct LoaderOf<C, false, true> {
   using Type = LatentWideLoader<C>;
 };
+template <LatentShape C>
+struct LoaderOf<C, true, true> {
+  using Type = LatentWideByteLoader<C>;
+};
 
 template <LatentShape C, bool IsGroup128 = C.is_group128, bool IsWide = C.is_wide()>
 struct RowsOf {
@@ -53,8 +57,8 @@ template <LatentShape C>
 struct RowsOf<C, true, false> {
   using Type = LatentByteRows<C>;
 };
-template <LatentShape C>
-struct RowsOf<C, false, true> {
+template <LatentShape C, bool IsGroup128>
+struct RowsOf<C, IsGroup128, true> {
   using Type = LatentWideRows<C>;
 };
 
@@ -63,7 +67,7 @@ struct LatentSmem {
   alignas(kSmemAlignment) unsigned char stages[C.stages_bytes()];
   typename RowsOf<C>::Type::Smem rows;
   typename LoaderOf<C>::Type::Smem loader;
-  PipelineBarriers<C.stages()> barriers;
+  LatentRingBarriers<C> barriers;
   typename LatentSegments<C.threads(), C.stream_tiles()>::Smem segments;
 };
 
@@ -71,7 +75,7 @@ struct LatentSmem {
 // of each may sum to 504 at most, else setmaxnreg waits for ever.
 template <LatentShape C>
 struct LatentRegisters {
-  static constexpr int kLoader = C.is_wide() ? 72 : 40;
+  static constexpr int kLoader = C.converts() ? 88 : C.is_wide() ? 72 : 40;
   static constexpr int kConsumer = (504 - kLoader) / 2;
 };
 
@@ -82,7 +86,9 @@ __global__ void __launch_bounds__(C.threads(), 1)
   auto& smem = *reinterpret_cast<LatentSmem<C>*>(raw_smem);
   const Pipeline<C.stages()> pipeline{ptx::cvta_to_shared(&smem.barriers)};
   if (threadIdx.x == 0) {
-    pipeline.init(C.readers() * kWarpsPerWarpgroup * ptx::kArrivalsOfWarp, kWarpgroupSize);
+    constexpr int kArrivals = kWarpsPerWarpgroup * ptx::kArrivalsOfWarp;
+    // What copies bring is announced by each thread, what was converted by each warp.
+    pipeline.init(C.readers() * kArrivals, C.converts() ? kArrivals : kWarpgroupSize);
     ptx::fence_mbarrier_init();
   }
   ptx::griddepcontrol_wait();  // the kernel before may still be running

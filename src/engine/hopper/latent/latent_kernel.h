@@ -14,8 +14,7 @@ struct LatentKernel {
   int smem_bytes = 0;
 };
 
-// rows: 16, 32, or 64 of a 16-bit cache, else there is none; dtype, of queries: float16 or
-// bfloat16, which rows of bytes need.
+// rows: 16, 32 or 64; dtype, of queries: float16 or bfloat16, which rows of bytes need.
 LatentKernel latent_kernel_of(int rows, int64_t head_dim, DType dtype, bool is_group128);
 
 // Queues the kernel that makes rows of parts, and writes packed rows that no sequence has.

@@ -17,6 +17,8 @@ struct Group128 {
   static constexpr int kGroups = 4, kGroupChannels = 128;
   static constexpr int kConsumerRows = 16;  // query rows of a consumer
 };
+// The smallest unit of keys of bytes that become fp16, as its exponent.
+inline constexpr int kLeastLatentUnit = -100;
 
 struct LatentShape {
   int rows;      // query rows of a CTA: 16, 32 or 64
@@ -24,15 +26,21 @@ struct LatentShape {
   Element element;
   bool is_group128 = false;  // else rows of the element
 
-  // 64 rows: two consumers, each with half of the value channels (latent_wide_rows.cuh). Rows of
-  // bytes: two with 16 query rows each, the same ones or others (latent_byte_rows.cuh).
+  // 64 rows: two consumers, each with half of the value channels (latent_wide_rows.cuh). Fewer, and
+  // rows of bytes: two with 16 query rows each, the same ones or others (latent_byte_rows.cuh).
   FA3_HD constexpr bool is_wide() const { return rows == kRowsPerWarpgroup; }
+  FA3_HD constexpr bool reads_bytes() const { return is_group128 && !is_wide(); }
+  // With 64 rows a loader makes fp16 of bytes (latent_wide_byte_loader.cuh).
+  FA3_HD constexpr bool converts() const { return is_group128 && is_wide(); }
+  FA3_HD constexpr Element product_element() const {
+    return is_group128 ? Element::kFp16 : element;
+  }
   FA3_HD constexpr int consumers() const { return is_wide() || is_group128 ? 2 : 1; }
   FA3_HD constexpr int consumer_rows() const {
-    return is_group128 ? Group128::kConsumerRows : rows;
+    return reads_bytes() ? Group128::kConsumerRows : rows;
   }
   // Consumers that wait for each stage, and release it.
-  FA3_HD constexpr int readers() const { return is_group128 ? consumers() : 1; }
+  FA3_HD constexpr int readers() const { return reads_bytes() ? consumers() : 1; }
   FA3_HD constexpr int consumer_threads() const { return consumers() * kWarpgroupSize; }
   FA3_HD constexpr int threads() const { return kWarpgroupSize + consumer_threads(); }
   FA3_HD constexpr int stream_tiles() const { return most_stream_tiles(rows); }
@@ -54,7 +62,7 @@ struct LatentShape {
   // took 3,600 clocks a block, measured on an H200.
   FA3_HD constexpr int stage_slabs() const { return head_dim == 576 ? 3 : 2; }
   FA3_HD constexpr int stage_bytes() const {
-    return is_group128 ? kLatentBlockKeys * Group128::kRowBytes : stage_slabs() * kSlabBytes;
+    return reads_bytes() ? kLatentBlockKeys * Group128::kRowBytes : stage_slabs() * kSlabBytes;
   }
   FA3_HD constexpr int block_stages() const { return slabs() / stage_slabs(); }
   // The ring holds a block, and more: with 64 rows two. Rows of bytes have a stage a block: two are

@@ -10,6 +10,16 @@
 
 namespace fa3::hopper {
 
+// Barriers of the ring. Behind them, where rows of bytes become fp16 (latent_wide_byte_loader.cuh):
+// the units of 16 keys each, of both blocks, as exponents of two.
+template <LatentShape C, bool HasUnits = C.converts()>
+struct LatentRingBarriers : PipelineBarriers<C.stages()> {};
+template <LatentShape C>
+struct LatentRingBarriers<C, true> {
+  PipelineBarriers<C.stages()> of_stages;
+  alignas(16) float units[2][kWarpsPerWarpgroup];
+};
+
 template <LatentShape C>
 class LatentWideRing {
  public:
@@ -24,6 +34,11 @@ class LatentWideRing {
 
   __device__ __forceinline__ uint32_t slab(int odd, int slab) const {
     return address_ + uint32_t((odd * C.slabs() + slab) * kSlabBytes);
+  }
+  // The unit of the keys that a warp of the loader has.
+  __device__ __forceinline__ uint32_t unit(int odd, int warp) const {
+    return pipeline_.address + uint32_t(sizeof(PipelineBarriers<C.stages()>) +
+                                        (odd * kWarpsPerWarpgroup + warp) * sizeof(float));
   }
   __device__ __forceinline__ uint32_t full(int odd, int half) const {
     return pipeline_.full(stage(odd, half));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// 64 query rows by two consumer warpgroups, rows of 16 bits. Blocks of keys belong to the
-// warpgroups in turn, those of a segment from 0 on: the owner multiplies Q K^T and computes P. Each
-// warpgroup has the output of all rows and half of the value channels, and adds P V of every block:
-// its own P from registers, the other's from shared memory.
+// 64 query rows by two consumer warpgroups; rows of 16 bits, or made so by the loader
+// (latent_wide_byte_loader.cuh). Blocks of keys belong to the warpgroups in turn, those of a
+// segment from 0 on: the owner multiplies Q K^T and computes P. Each warpgroup has the output of
+// all rows and half of the value channels, and adds P V of every block: its own P from registers,
+// the other's from shared memory.
 //
 // For blocks 0 and 1, then 2 and 3, ... (QK: scores, P: softmax, PV: half of the channels; "give":
 // P and its references to the other):
@@ -17,18 +18,20 @@
 // block 1. Next: latent_finish.cuh.
 #pragma once
 
+#include <type_traits>
+
 #include "engine/cuda/ptx/instructions.cuh"
-#include "engine/cuda/softmax/score.cuh"
-#include "engine/hopper/latent/latent_queries.cuh"
+#include "engine/hopper/latent/latent_scaled_queries.cuh"
 #include "engine/hopper/latent/latent_wide_ring.cuh"
+#include "engine/hopper/latent/latent_wide_scores.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 
 namespace fa3::hopper {
 
 template <LatentShape C>
-class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
-  using Queries = LatentQueries<C, C.consumer_threads()>;
+class LatentWideRows : LatentScaledQueries<C> {
+  using Queries = LatentScaledQueries<C>;
   using Queries::params_, Queries::tile_, Queries::first_row_, Queries::q_, Queries::thread_;
 
   using Ring = LatentWideRing<C>;
@@ -48,15 +51,16 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   static constexpr int kMeeting = int(NamedBarrier::kHelpers), kEvenScores = kMeeting + 1;
   static constexpr float kMostP = 8;  // log2: how far scores may outgrow a reference
 
-  using Score = cuda::ScoreOf16BitP<cuda::ScaledScore, kLatentBlockKeys>;
+  static constexpr Element kElement = C.product_element();
+  using Scores = std::conditional_t<C.converts(), LatentUnitScores, LatentWideScores>;
   using PFragment = tile::PFragment<kValuesLayout>;
 
  public:
   struct Smem {
     alignas(kSmemAlignment) unsigned char q[C.slabs()][C.slab_of_q_bytes()];
     alignas(kSmemAlignment) unsigned char p[kHasRope ? 1 : 2][kPLayout.bytes()];  // of odd blocks
-    float refs[C.consumers()][C.rows];
-    float sums[C.consumers()][C.rows];
+    float refs[C.consumers()][C.rows];  // first, the factors of scaled queries
+    float sums[C.consumers()][C.rows];  // before, the largest unit (latent_wide_scores.cuh)
   };
 
   // thread: of both warpgroups.
@@ -69,17 +73,27 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
         odd_p_(ptx::cvta_to_shared(smem.p)),
         even_p_(kHasRope ? ring_.slab(0, kValueSlabs) : odd_p_ + uint32_t(sizeof(smem.p[0]))),
         warpgroup_(int(uniform(uint32_t(thread / kWarpgroupSize)))),
-        turns_(warpgroup_) {
-    score_.set_scale(params.scale_log2);
-  }
+        turns_(warpgroup_),
+        score_(params.scale_log2) {}
 
   __device__ __forceinline__ void start(const LatentTile& tile, int first_row) {
     tile_ = tile;
     first_row_ = first_row;
     keys_of_all_ = tile.keys;
     if (params_.problem.causal) keys_of_all_ -= tile.tokens - 1 - first_row / params_.heads;
-    this->load_queries();
-    sync();
+    if constexpr (C.converts()) {
+      sync();  // factors lie where the last tile's results were read
+      this->load_scaled_queries(
+          [this](int row, float factor) { smem_.refs[0][row] = smem_.refs[1][row] = factor; });
+      sync();
+      const float factors[] = {smem_.refs[warpgroup_][row_of(0)],
+                               smem_.refs[warpgroup_][row_of(1)]};
+      score_.start(factors);
+      largest_unit_ = kLeastLatentUnit;
+    } else {
+      this->load_queries();
+      sync();
+    }
 #pragma unroll
     for (float& o : output_) o = 0.0f;
     state_ = {};
@@ -140,10 +154,8 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
 #pragma unroll 1
     for (; i + 1 < count; i += 2) {
       multiply_even(scores, segment.first + i);
-      float given[kRowsPerThread];
       turns_.wait();
-      read_references(given);
-      move_references(given);
+      move_references(read_references());
       issue_other(odd_p_, 1);
       if (i + 2 < count) {
         look_up(segment.first + i + 2);
@@ -162,12 +174,13 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     if (i < count) multiply_even(scores, segment.first + i);
   }
   __device__ __forceinline__ void multiply_even(float (&scores)[kScores], int block) {
-    float largest[kRowsPerThread], refs[kRowsPerThread];
+    float largest[kRowsPerThread];
+    References refs;
     PFragment p;
-    find_largest(scores, block, largest);
-    if (choose_references(largest, state_.ref, refs)) {
+    find_largest(scores, block, 0, largest);
+    if (choose_references(largest, own_references(), refs)) {
       move_references(refs);
-      cuda::rebase_large_rows(scores, largest, score_, refs);
+      score_.rebase_large_rows(scores, largest, refs.of_row);
     }
     exponentiate(scores, refs, p);
     sync_warpgroup();  // P lies where other warps' products read keys
@@ -180,20 +193,20 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
 
   __device__ __forceinline__ void attend_odd(const LatentSegment& segment) {
     const int count = segment.end - segment.first;
-    float given[kRowsPerThread];
     int i = 0;
 #pragma unroll 1
     for (; i + 1 < count; i += 2) {
-      float scores[kScores], largest[kRowsPerThread], refs[kRowsPerThread];
+      float scores[kScores], largest[kRowsPerThread];
+      References refs;
       PFragment p;
       look_up(segment.first + i + 1);
       wait_for_even_scores();
       issue_keys<1>(scores, 1, false);  // loaded first
       issue_keys<0>(scores, 1, true);
       finish_keys();
-      find_largest(scores, segment.first + i + 1, largest);
+      find_largest(scores, segment.first + i + 1, 1, largest);
       turns_.wait();
-      read_references(given);
+      const References given = read_references();
       // Decided by each warp for itself, so no product may stand in a branch.
       const bool is_rare = choose_references(largest, given, refs);
       if (is_rare) move_references(given);
@@ -201,7 +214,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
       if (is_rare) {
         ptx::wgmma_wait_group<0>();
         move_references(refs);
-        cuda::rebase_large_rows(scores, largest, score_, refs);
+        score_.rebase_large_rows(scores, largest, refs.of_row);
       }
       exponentiate(scores, refs, p);
       give(odd_p_, p);
@@ -215,8 +228,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     }
     if (i < count) {
       turns_.wait();
-      read_references(given);
-      move_references(given);
+      move_references(read_references());
       issue_other(even_p_, 0);
       ptx::wgmma_wait_group<0>();
       ring_.release(0, 1);
@@ -256,15 +268,25 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   // S = or S += Q K^T over half of the channels of an own block.
   template <int Half>
   __device__ __forceinline__ void issue_keys(float (&scores)[kScores], int odd, bool adds) {
-    constexpr tile::TileLayout kHalf = kHalfLayout<Half>;
     constexpr int kFirst = Ring::first_slab(Half);
     const uint32_t keys = uniform(ring_.slab(odd, kFirst));
     ring_.wait_full(odd, Half);
-    ptx::fence_proxy_async();  // copies came through the generic proxy
+    // Copies came through the generic proxy.
+    if constexpr (!C.converts()) ptx::fence_proxy_async();
     ptx::wgmma_fence();
-    tile::issue_abt<C.element, kHalf, kHalf>(
-        scores, tile::k_major_low(q_ + uint32_t(kFirst * C.slab_of_q_bytes())),
-        tile::k_major_low(keys), adds);
+    const uint32_t q = q_ + uint32_t(kFirst * C.slab_of_q_bytes());
+    if constexpr (C.converts() && kHasRope && Half == 1) {
+      constexpr tile::TileLayout kValues = kValuesLayout, kRope{kLatentBlockKeys, kSlabChannels};
+      constexpr uint32_t kBehind = Ring::kHalfSlabs * kSlabBytes;
+      tile::issue_abt<kElement, kValues, kValues>(scores, tile::k_major_low(q),
+                                                  tile::k_major_low(keys), adds);
+      tile::issue_abt<C.element, kRope, kRope>(scores, tile::k_major_low(q + kBehind),
+                                               tile::k_major_low(keys + kBehind), true);
+    } else {
+      constexpr tile::TileLayout kHalf = kHalfLayout<Half>;
+      tile::issue_abt<kElement, kHalf, kHalf>(scores, tile::k_major_low(q), tile::k_major_low(keys),
+                                              adds);
+    }
     ptx::wgmma_commit_group();
   }
   __device__ __forceinline__ void finish_keys() {
@@ -281,16 +303,16 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   __device__ __forceinline__ void issue_own(int odd, const PFragment& p) {
     constexpr tile::TileLayout kValues = kValuesLayout;
     ptx::wgmma_fence();
-    tile::issue_ab<C.element, kValues>(output_, p, values(odd));
+    tile::issue_ab<kElement, kValues>(output_, p, values(odd));
     ptx::wgmma_commit_group();
   }
 
   // O += P V of the other's block, which that has waited for.
   __device__ __forceinline__ void issue_other(uint32_t p, int odd) {
     constexpr tile::TileLayout kP = kPLayout, kValues = kValuesLayout;
-    ptx::fence_proxy_async();
+    if constexpr (!C.converts()) ptx::fence_proxy_async();
     ptx::wgmma_fence();
-    tile::issue_ab<C.element, kP, kValues>(output_, tile::k_major_low(p), values(odd), true);
+    tile::issue_ab<kElement, kP, kValues>(output_, tile::k_major_low(p), values(odd), true);
     ptx::wgmma_commit_group();
   }
 
@@ -343,14 +365,21 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
 
   // ---- Softmax ----
 
+  // What P is computed against: of the thread's rows, and the largest unit where keys have one.
+  struct References {
+    float of_row[kRowsPerThread];
+    float largest_unit = 0;
+  };
+
   // Masks an own block, and finds the rows' largest products in it.
-  __device__ __forceinline__ void find_largest(float (&scores)[kScores], int block,
+  __device__ __forceinline__ void find_largest(float (&scores)[kScores], int block, int odd,
                                                float (&largest)[kRowsPerThread]) {
+    if constexpr (C.converts()) score_.load_units(ring_.unit(odd, 0));
     mask(scores, block);
-    cuda::row_max(scores, largest);
+    score_.find_largest(scores, largest);
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      most_[r] = fmaxf(most_[r], score_.reference(largest[r]));
+      most_[r] = fmaxf(most_[r], score_.score_of(r, largest[r]));
     }
   }
 
@@ -358,59 +387,76 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   // 2^kMostP. `refs`: what P is computed against. Returns whether the warp has to move to them, or
   // has large ones.
   __device__ __forceinline__ bool choose_references(const float (&largest)[kRowsPerThread],
-                                                    const float (&given)[kRowsPerThread],
-                                                    float (&refs)[kRowsPerThread]) const {
+                                                    const References& given,
+                                                    References& refs) const {
     bool is_large = false;
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      const float of_block = score_.reference(largest[r]);
-      refs[r] = of_block > given[r] + kMostP ? of_block : given[r];
-      is_large |= cuda::is_large(refs[r]);
+      const float of_block = score_.reference(r, largest[r]);
+      const float ref = given.of_row[r];
+      refs.of_row[r] = of_block > ref + kMostP ? of_block : ref;
+      is_large |= cuda::is_large(refs.of_row[r]);
+    }
+    if constexpr (C.converts()) {
+      refs.largest_unit = fmaxf(given.largest_unit, score_.largest_unit());
     }
     return __any_sync(0xffffffff, is_large || moves(refs));
   }
 
   // Scores become P, and `p` what the products take.
-  __device__ __forceinline__ void exponentiate(float (&scores)[kScores],
-                                               const float (&refs)[kRowsPerThread], PFragment& p) {
-    float finite[kRowsPerThread], sums[kRowsPerThread][2] = {};
-#pragma unroll
-    for (int r = 0; r < kRowsPerThread; ++r) finite[r] = cuda::finite_reference(refs[r]);
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const int row = cuda::fragment_row_index(i);
-      scores[i] = cuda::ex2(score_.exponent(0, row, scores[i], finite[row]));
-      sums[row][i % 2] += scores[i];
+  __device__ __forceinline__ void exponentiate(float (&scores)[kScores], const References& refs,
+                                               PFragment& p) {
+    if constexpr (C.converts()) {
+      score_.exponentiate(scores, refs.of_row, refs.largest_unit, state_.sum);
+    } else {
+      score_.exponentiate(scores, refs.of_row, state_.sum);
     }
-#pragma unroll
-    for (int r = 0; r < kRowsPerThread; ++r) state_.sum[r] += sums[r][0] + sums[r][1];
-    pack(scores, p);
+    pack<kElement>(scores, p);
   }
+  template <Element E>
   static __device__ __forceinline__ void pack(const float (&scores)[kScores], PFragment& p) {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
-      p[i / 8][i / 2 % 4] = cuda::pack_pair<C.element>(scores[i], scores[i + 1]);
+      p[i / 8][i / 2 % 4] = cuda::pack_pair<E>(scores[i], scores[i + 1]);
     }
   }
 
   // ---- References ----
 
-  __device__ __forceinline__ void read_references(float (&given)[kRowsPerThread]) const {
-#pragma unroll
-    for (int r = 0; r < kRowsPerThread; ++r) given[r] = smem_.refs[1 - warpgroup_][row_of(r)];
+  __device__ __forceinline__ References own_references() const {
+    return {.of_row = {state_.ref[0], state_.ref[1]}, .largest_unit = largest_unit_};
   }
-  __device__ __forceinline__ bool moves(const float (&refs)[kRowsPerThread]) const {
-    return refs[0] != state_.ref[0] || refs[1] != state_.ref[1];
+  // The other's.
+  __device__ __forceinline__ References read_references() const {
+    References given;
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      given.of_row[r] = smem_.refs[1 - warpgroup_][row_of(r)];
+    }
+    if constexpr (C.converts()) given.largest_unit = smem_.sums[1 - warpgroup_][row_of(0)];
+    return given;
+  }
+  __device__ __forceinline__ bool moves(const References& refs) const {
+    if constexpr (C.converts()) {
+      if (refs.largest_unit != largest_unit_) return true;
+    }
+    return refs.of_row[0] != state_.ref[0] || refs.of_row[1] != state_.ref[1];
   }
   // Moves sums and output, of which no product is on its way.
-  __device__ __forceinline__ void move_references(const float (&refs)[kRowsPerThread]) {
+  __device__ __forceinline__ void move_references(const References& refs) {
     if (!__any_sync(0xffffffff, moves(refs))) return;
     float factor[kRowsPerThread];
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      factor[r] = factor_of(state_.ref[r], refs[r]);
-      state_.ref[r] = refs[r];
+      factor[r] = factor_of(state_.ref[r], refs.of_row[r]);
+      state_.ref[r] = refs.of_row[r];
       state_.sum[r] *= factor[r];
+    }
+    if constexpr (C.converts()) {
+      const float of_unit = factor_of(largest_unit_, refs.largest_unit);
+      largest_unit_ = refs.largest_unit;
+#pragma unroll
+      for (float& f : factor) f *= of_unit;
     }
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) output_[i] *= factor[cuda::fragment_row_index(i)];
@@ -426,6 +472,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
     if (leads_quad()) {
 #pragma unroll
       for (int r = 0; r < kRowsPerThread; ++r) smem_.refs[warpgroup_][row_of(r)] = state_.ref[r];
+      if constexpr (C.converts()) smem_.sums[warpgroup_][row_of(0)] = largest_unit_;
     }
     ptx::fence_proxy_async();
     turns_.pass();
@@ -464,6 +511,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
       factor[r] = factor_of(state_.ref[r], most);
       state_.ref[r] = most;
       state_.sum[r] = (smem_.sums[0][row] + smem_.sums[1][row]) * factor[r];
+      if constexpr (C.converts()) factor[r] *= Scores::output_factor(largest_unit_);
     }
   }
 
@@ -481,7 +529,7 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
       for (int i = 0; i < kScores; ++i) {
         outputs[i] = output_[slab * kScores + i] * factor[cuda::fragment_row_index(i)];
       }
-      pack(outputs, narrow);
+      pack<C.element>(outputs, narrow);
       store_p(place + uint32_t(slab * kSlabBytes), narrow);
     }
     __syncwarp();
@@ -535,13 +583,14 @@ class LatentWideRows : LatentQueries<C, C.consumer_threads()> {
   const uint32_t odd_p_, even_p_;
   const int warpgroup_;
   const PingPong<C.consumers(), true> turns_;  // what the other gives is there
-  Score score_;
+  Scores score_;
   int keys_of_all_ = 0;         // that all rows see
   int slots_[2];                // of the own block: indices of two keys
   uint64_t named_ = 0;          // keys of the own block that indices name
   float output_[kOutputs];      // half of the channels
   cuda::RowState state_;        // sums: of the thread's keys in own blocks, until add_up_sums()
   float most_[kRowsPerThread];  // the largest score in own blocks
+  float largest_unit_ = 0;      // so far, where keys have units
 };
 
 }  // namespace fa3::hopper

@@ -80,8 +80,11 @@ int rows_of_cta(const MlaProblem& p, int64_t rows, int64_t sequences, int sms) {
   if (rows <= 32) return rows <= 16 ? 16 : 32;
   const int64_t blocks =
       sequences * ceil_div(rows, kWide) * ceil_div(p.lengths_k.max, kLatentBlockKeys);
-  const bool is_wide =
-      !is_group128(p.keys.cache) && blocks >= int64_t{FA3_LATENT_WIDE_BLOCKS} * sms;
+  // The loader of rows of bytes counts their places in 32 bits.
+  constexpr int64_t kMostBytes = int64_t{1} << 36;
+  const LatentCache& cache = p.keys.cache;
+  const bool fits = !is_group128(cache) || cache.pages * cache.latent.page_stride <= kMostBytes;
+  const bool is_wide = fits && blocks >= int64_t{FA3_LATENT_WIDE_BLOCKS} * sms;
   return is_wide && !p.batch_invariant ? kWide : 32;
 }
 

@@ -110,6 +110,13 @@ void LatentCall::write_row(int64_t slot) {
   if (c_.dim > kValues) put(row + kRopeOffset, kRope, FA3_BFLOAT16);  // else they stay NaN
 }
 
+// To 11 bits, whatever the exponent.
+double rounded(double x) {
+  int exponent;
+  const double mantissa = std::frexp(x, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(mantissa, 11)), exponent - 11);
+}
+
 std::vector<double> LatentCall::key_of(int64_t slot) {
   std::vector<double> key;
   const std::byte* const row = row_of(slot);
@@ -124,7 +131,8 @@ std::vector<double> LatentCall::key_of(int64_t slot) {
     for (int c = 0; c < kValues; ++c) {
       float scale;
       std::memcpy(&scale, row + kScaleOffset + c / kGroupChannels * 4, sizeof(scale));
-      key.push_back(double(to_float(Float8E4M3{uint8_t(row[c])})) * scale);
+      const double number = to_float(Float8E4M3{uint8_t(row[c])});
+      key.push_back(c_.rounded_keys ? rounded(number * rounded(scale)) : number * scale);
     }
     if (c_.dim > kValues) get(row + kRopeOffset, kRope, FA3_BFLOAT16);
     return key;

@@ -29,7 +29,8 @@ struct LatentCase {
   bool sink = false, lse_with_sink = true, infinite_empty_lse = false;
   int num_splits = 0;
   bool batch_invariant = false;
-  float spread = 1;  // of q
+  bool rounded_keys = false;  // bytes times their scale, and scales: to 11 bits, as fp16 has
+  float spread = 1;           // of q
   // Scales of rows of bytes: the factor of all, and how many octaves they differ by.
   double scale = 1, scale_octaves = 0;
   bool zero_scales = false;  // of the first group

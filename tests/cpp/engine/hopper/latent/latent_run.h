@@ -26,10 +26,32 @@ machine::KvBarriers stage_barriers() {
   return {.first_full = first, .first_empty = first + C.stages() * 8u, .stages = C.stages()};
 }
 
+// Parts of shared memory that meet within 1 KB: units of even and odd blocks, and the chunks of
+// rope channels that a thread copies and multiplies.
+template <LatentShape C>
+std::vector<machine::Buffer> small_buffers() {
+  std::vector<machine::Buffer> buffers;
+  if constexpr (C.converts()) {
+    const auto add = [&](const char* name, size_t first, int bytes, int count) {
+      for (int i = 0; i < count; ++i) {
+        buffers.push_back(
+            {name, machine::kSmemBase + uint32_t(first) + uint32_t(i * bytes), bytes});
+      }
+    };
+    add("units", offsetof(LatentSmem<C>, barriers) + offsetof(LatentRingBarriers<C>, units),
+        kWarpsPerWarpgroup * int(sizeof(float)), 2);
+    for (int block = 1; block <= (C.slabs() > kValueSlabs ? 2 : 0); ++block) {
+      add("rope", size_t(block * C.slabs() - 1) * kSlabBytes, tile::kChunkBytes,
+          kSlabBytes / tile::kChunkBytes);
+    }
+  }
+  return buffers;
+}
+
 // Makes the kernel of a shape known to launches.
 template <LatentShape C>
 void add_latent_kernel() {
-  machine::add_kernel(&latent_kernel<C>);
+  machine::add_kernel(&latent_kernel<C>, small_buffers<C>());
 }
 
 // Runs a call as the engine does. "" or what went wrong: what the model says, or a wrong result.

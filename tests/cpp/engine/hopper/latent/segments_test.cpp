@@ -137,6 +137,18 @@ TEST(LatentPlan, takes_64_rows_where_there_is_much_to_do_but_for_invariant_calls
   }
 }
 
+// Their loader counts places in 32 bits, of 16 bytes each.
+TEST(LatentPlan, takes_64_rows_of_bytes_of_caches_of_up_to_64_gib) {
+  MlaProblem p = dense(128, 128, 4096);
+  RowPart& rows = p.keys.cache.latent;
+  rows.dtype = DType::float8_e4m3;
+  rows.page_stride = 64 * 656, rows.row_stride = 656;
+  rows.scales = {.channels = 128, .written = true};
+  EXPECT_EQ(planned(p).params.rows_of_cta, 64);
+  p.keys.cache.pages = (int64_t{1} << 36) / rows.page_stride + 1;
+  EXPECT_EQ(planned(p).params.rows_of_cta, 32);
+}
+
 TEST(LatentPlan, refuses_by_a_sentence_what_no_kernel_reads) {
   const auto refusal = [](auto&& change) {
     MlaProblem p = dense(1, 16, 64);
