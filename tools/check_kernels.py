@@ -228,7 +228,8 @@ def backward(
 ) -> Expected:
     """Sites up to 128 columns: S in first block and step, dP and dV in the step, dK also last.
 
-    Beyond, each side has two sites of its tile and two of its sum, in halves at 256. dQ's parts are
+    Beyond, with 128 keys, dK's products find dS in shared memory.
+    With 64, each side has two sites of its tile and two of its sum, in halves at 256. dQ's parts are
     unrolled where there are two. Softcap of large products has one more exponential wherever there
     are scores, and with helpers at 128 columns spilled registers.
     Helpers give up registers too.
@@ -237,10 +238,13 @@ def backward(
     """
     slab = 64 if d % 64 == 0 else 32
     ctas = 2 if d == 256 or in_pairs else 1
-    parts = block_m // 64 * (d // slab) // ctas
+    parts = max(block_m // 64, 1) * (d // slab) // ctas
     dq_sites = parts if parts <= 2 else 1
     dq = ctas * dq_sites * block_n // 16
     exponentials = block_m * (2 if variant == CAPPED else 1)
+    if block_n > 64 and d > 128:
+        ss, rs = 2 * d // 16 + dv // 16 + 2 * block_m // 16 + dq, block_m // 16
+        return Expected(ss, rs, 10 + 2 * dq_sites, exponentials, 0, 0, 2)
     if d <= 128:
         spilled = 38 if d == 128 and helpers and variant == CAPPED else 0
         ss, rs = 2 * d // 16 + dv // 16 + dq, 3 * block_m // 16

@@ -10,7 +10,7 @@ namespace fa3::hopper {
 // A part of a block of rows, by the warpgroup's threads.
 template <AccumLayout Layout>
 __device__ __forceinline__ void add_part(float* block, int part,
-                                         const float (&sums)[Layout.columns() / 2], int thread) {
+                                         const float (&sums)[Layout.floats()], int thread) {
   float* const mine = block + Layout.offset(part, 0, thread);
 #pragma unroll
   for (int group = 0; group < Layout.groups(); ++group) {

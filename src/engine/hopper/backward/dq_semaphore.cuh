@@ -3,7 +3,8 @@
 // which a counter in global memory keeps (dq_semaphore). Two threads serve it beside warpgroup 0,
 // which would stall for a fence and a load in each step: one waits for the counter, up to
 // kSemaphoreDepth steps ahead; the other counts on as soon as the additions of a step have arrived.
-// Next: query_gradient.cuh.
+// Where registers are left for no helpers, warpgroup 0 does both (DqTurn). Next:
+// query_gradient.cuh.
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
@@ -66,5 +67,36 @@ class DqSemaphore {
   const BackwardAddresses<C> at_;
   const KeyBlockWork<C>& work_;
 };
+
+// Warpgroup 0's own turns. It counts on for a step under the next one's product: by then the
+// additions, for which that waits, have arrived.
+template <BackwardConfig C>
+class DqTurn {
+ public:
+  // By all threads.
+  __device__ __forceinline__ void wait(const BackwardParams& params, const KeyBlockWork<C>& work,
+                                       typename KeyBlockWork<C>::Block block) {
+    count_on();
+    counter_ = params.scratch.dq_semaphore + work.scratch_block(block);
+    const int before = work.dq_order(block);
+    while (ptx::ld_acquire(counter_) < before) {
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void have_added(bool last) {
+    ptx::bar_sync(int(BackwardBarrier::kQueryDone), kWarpgroupSize);
+    if (last) count_on();
+  }
+
+ private:
+  __device__ __forceinline__ void count_on() const {
+    if (counter_ != nullptr && thread_in_block() == 0) ptx::add_release(counter_, 1);
+    __syncwarp();
+  }
+
+  int* counter_ = nullptr;  // of the step before
+};
+struct NoDqTurn {};
 
 }  // namespace fa3::hopper

@@ -20,6 +20,7 @@
 #include "engine/hopper/backward/store_keys.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/gemm.cuh"
+#include "engine/hopper/tile/gemm_transposed.cuh"
 
 namespace fa3::hopper {
 
@@ -48,8 +49,11 @@ class KeyGradients {
   using Tile = ScoreTile<C>;
   using Cursor = PipelineState<C.shape.stages>;
   using Block = typename KeyBlockWork<C>::Block;
-  static_assert(C.dk_tile().bytes() <= C.q_tile().bytes() &&
-                C.dv_tile().bytes() <= C.d_o_tile().bytes());
+  // Where store_dk() finds room for dK.
+  static constexpr bool kFitsStage = C.dk_tile().bytes() <= C.q_tile().bytes();
+  static_assert(C.has_long_sums() ? C.key_warpgroups() * C.dk_tile().bytes() <=
+                                        C.shape.stages * C.q_tile().bytes()
+                                  : kFitsStage && C.dv_tile().bytes() <= C.d_o_tile().bytes());
   static_assert(C.key_warpgroups() <= C.shape.stages && C.key_warpgroups() <= C.shape.ds_stages);
   static_assert(!C.persistent() ||
                 C.dv_tile().bytes() + C.dk_tile().bytes() <= C.ds_tile().slab_bytes());
@@ -148,6 +152,9 @@ class KeyGradients {
     uint32_t tile = at_.q(warpgroup_);
     if constexpr (C.persistent()) {
       tile = own_slab() + C.dv_tile().bytes();
+    } else if constexpr (!kFitsStage) {
+      keys_done(warpgroup_);
+      tile = at_.q(0) + warpgroup_ * C.dk_tile().bytes();
     } else if constexpr (C.shape.stages >= C.shape.ds_stages + 2) {
       const uint32_t stage = uint32_t(work_.num_steps()) % C.shape.stages;
       tile = warpgroup_ == 0 ? at_.q(stage) : at_.d_o(stage);
@@ -165,7 +172,7 @@ class KeyGradients {
     }
   }
 
-  // Where this warpgroup stores its keys' columns of the next dS.
+  // Where this warpgroup stores its keys' columns of the next dS, or has those of dK's product.
   __device__ __forceinline__ uint32_t own_slab() const {
     static_assert(C.ds_tile().slab_columns() == kRowsPerWarpgroup);
     return at_.ds(ds_cursor_.stage()) + warpgroup_ * C.ds_tile().slab_bytes();
@@ -226,7 +233,7 @@ class KeyGradients {
       typename Tile::Packed ds;
       score_gradient(ds, p, dv, block);
       if (!last) wait_for_queries(cursor_.next());
-      Tile::move(ds, ds, params_.zero);
+      if constexpr (!C.has_long_sums()) Tile::move(ds, ds, params_.zero);
       if (last) {
         last_key_gradient(dk, ds, dv, unseen.last);
         return;
@@ -300,8 +307,12 @@ class KeyGradients {
       Tile::differentiate(p, packed, delta, dropout_);
     }
     at_.ds_pipeline().wait_empty(ds_cursor_);
-    Tile::pack(packed, p);
-    hand_over(packed);
+    if constexpr (C.has_long_sums()) {
+      hand_over_shared(p);
+    } else {
+      Tile::pack(packed, p);
+      hand_over(packed);
+    }
     ptx::wgmma_wait_group<0>();
     if (C.d_o_goes_with_ds() && is_lane_0()) at_.d_o_pipeline().release(stage);
   }
@@ -313,6 +324,16 @@ class KeyGradients {
     __syncwarp();
     if (is_lane_0()) ptx::mbarrier_arrive(at_.ds_pipeline().full(ds_cursor_.stage()));
     ds_cursor_.advance();
+  }
+
+  // The same where dK's product reads it there, too, before the cursor moves.
+  __device__ __forceinline__ void hand_over_shared(const typename Tile::Scores& ds) {
+    typename Tile::Packed packed;
+    Tile::pack(packed, ds);
+    Tile::store_transposed(at_.ds(ds_cursor_.stage()), warpgroup_ * kRowsPerWarpgroup, packed);
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (is_lane_0()) ptx::mbarrier_arrive(at_.ds_pipeline().full(ds_cursor_.stage()));
   }
 
   // Whether the queries of the first step, or of the last, see none of these keys, though others
@@ -373,15 +394,25 @@ class KeyGradients {
   }
 
   __device__ __forceinline__ void issue_scores(typename Tile::Scores& scores, uint32_t stage) {
-    tile::issue_abt<C.element, C.k_tile(), C.q_tile()>(
-        scores, tile::k_major_low(at_.in_cta(at_.k(walk_.k_stage())) + first_row_bytes(C.k_tile())),
-        tile::k_major_low(at_.in_cta(at_.q(stage))));
+    uint32_t k =
+        tile::k_major_low(at_.in_cta(at_.k(walk_.k_stage())) + first_row_bytes(C.k_tile()));
+    // Else the compiler keeps the descriptors of all steps of the sum, and spills others.
+    if constexpr (C.has_long_sums()) k = uniform(k);
+    tile::issue_abt<C.element, C.k_tile(), C.q_tile()>(scores, k,
+                                                       tile::k_major_low(at_.in_cta(at_.q(stage))));
   }
 
   __device__ __forceinline__ void issue_dk(float (&dk)[C.shape.head_dim / 2],
                                            const typename Tile::Packed& ds) {
-    const uint32_t q = at_.in_cta(at_.q(cursor_.stage()));
-    tile::issue_ab<C.element, C.q_tile()>(dk, ds, tile::mn_major_low(C.q_tile(), q));
+    const uint32_t q = tile::mn_major_low(C.q_tile(), at_.in_cta(at_.q(cursor_.stage())));
+    if constexpr (C.has_long_sums()) {
+      sync_warpgroup();  // all of it have stored dS
+      tile::issue_atb<C.element, C.ds_tile(), C.q_tile()>(
+          dk, tile::mn_major_low(C.ds_tile(), own_slab()), q);
+      ds_cursor_.advance();
+    } else {
+      tile::issue_ab<C.element, C.q_tile()>(dk, ds, q);
+    }
   }
 
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,

@@ -21,7 +21,7 @@ __device__ __forceinline__ void clear(uint32_t (&row)[kQuadLanes]) {
 // ones get zeros.
 template <BackwardConfig C, class Tile>
 __device__ __forceinline__ void store_part(const RowTensor& to, const Tile& tile, int part,
-                                           const float (&sums)[C.dq_accum().columns() / 2],
+                                           const float (&sums)[C.dq_accum().floats()],
                                            float scale) {
   const int thread = int(threadIdx.x);
   const int first_row = tile.first_row + C.dq_accum().first_row(part) + fragment_row(thread);
@@ -49,10 +49,41 @@ __device__ __forceinline__ void store_part(const RowTensor& to, const Tile& tile
   }
 }
 
+// The same of a transposed part, whose rows are columns of dQ: turned by 8 by 8, of which four give
+// each lane 8 consecutive columns of a row.
+template <BackwardConfig C>
+__device__ __forceinline__ void store_transposed_part(const RowTensor& to, const RowTile& tile,
+                                                      int part,
+                                                      const float (&sums)[C.dq_accum().floats()],
+                                                      float scale) {
+  static_assert(!C.general());
+  constexpr int kMatrices = C.dq_accum().groups() * kRowsPerThread;
+  static_assert(kMatrices % kQuadLanes == 0);
+  const int thread = int(threadIdx.x), lane = thread % kWarpSize;
+#pragma unroll
+  for (int first = 0; first < kMatrices; first += kQuadLanes) {
+    uint32_t packed[kQuadLanes];
+#pragma unroll
+    for (int j = 0; j < kQuadLanes; ++j) {
+      const float* const s = sums + (first + j) * 2;
+      packed[j] = transposed(pack_pair<C.element>(s[0] * scale, s[1] * scale));
+    }
+    transpose_in_quad(packed);
+    const int matrix = first + lane % kQuadLanes;
+    const int row = tile.first_row + matrix / kRowsPerThread * AccumLayout::kColumnsPerGroup +
+                    lane / kQuadLanes;
+    const int column = C.dq_accum().first_column(part) + thread / kWarpSize * kRowsPerWarp +
+                       matrix % kRowsPerThread * kRowDistance;
+    store_global_if(row < tile.owned && column < to.columns,
+                    static_cast<uint16_t*>(to.data) + tile.offset(to.strides, row) + column,
+                    packed);
+  }
+}
+
 // Stores a part of a tile's rows in float32.
 template <BackwardConfig C>
 __device__ __forceinline__ void store_wide_part(const PostprocessParams& p, const RowTile& tile,
-                                                int part, float (&sums)[C.dq_accum().columns() / 2],
+                                                int part, float (&sums)[C.dq_accum().floats()],
                                                 float scale) {
   RowTensor to = p.gradient;
   const int first_column = C.dq_accum().first_column(part);
@@ -109,6 +140,8 @@ __global__ void __launch_bounds__(kWarpgroupSize)
 
   if constexpr (C.wide()) {
     store_wide_part<C>(p, tile, part, sums, scale);
+  } else if constexpr (C.dq_accum().transposed()) {
+    store_transposed_part<C>(p.gradient, tile, part, sums, scale);
   } else {
     store_part<C>(p.gradient, tile, part, sums, scale);
   }

@@ -8,6 +8,7 @@
 
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/backward/add_accum.cuh"
+#include "engine/hopper/backward/dq_semaphore.cuh"
 #include "engine/hopper/backward/key_block_pair.cuh"
 #include "engine/hopper/backward/query_loader.cuh"
 #ifdef FA3_SCORE_FUNCTION
@@ -16,6 +17,7 @@
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/gemm.cuh"
+#include "engine/hopper/tile/gemm_transposed.cuh"
 
 namespace fa3::hopper {
 
@@ -98,7 +100,11 @@ class QueryGradient {
             if (step + 1 == num_steps && thread_in_block() == 0) at_.v_pipeline().release(0);
           }
           __syncwarp();
-          if (adds_in_order()) at_.semaphore_pipeline().wait_full(semaphore);
+          if constexpr (C.serves_semaphore()) {
+            if (hopper::adds_in_order<C>(params_)) own_turn_.wait(params_, work_, block);
+          } else if (adds_in_order()) {
+            at_.semaphore_pipeline().wait_full(semaphore);
+          }
         }
         const bool has_rows = work_.has_rows(block, part);  // under the product, too
         ptx::wgmma_wait_group<0>();
@@ -116,7 +122,11 @@ class QueryGradient {
           add_part<C.dq_accum()>(dq_block, part, dq, int(thread_in_block()));
         }
       }
-      if (adds_in_order()) arrive_added(semaphore);
+      if constexpr (C.serves_semaphore()) {
+        if (hopper::adds_in_order<C>(params_)) own_turn_.have_added(step + 1 == num_steps);
+      } else if (adds_in_order()) {
+        arrive_added(semaphore);
+      }
       ds.advance();
       semaphore.advance();
       block.advance(steps);
@@ -125,7 +135,7 @@ class QueryGradient {
 
   // A part's slab of K's columns.
   static constexpr tile::TileLayout kKSlab{C.shape.block_n, C.dq_accum().columns()};
-  static constexpr int kPartFloats = C.dq_accum().part_floats() / kWarpgroupSize;
+  static constexpr int kPartFloats = C.dq_accum().floats();
 
   // A pair's CTA has half of the columns.
   __device__ __forceinline__ int first_part() const {
@@ -153,7 +163,11 @@ class QueryGradient {
     const uint32_t k_low =
         uniform(tile::mn_major_low(kKSlab, at_.in_cta(k) + slab * C.k_tile().slab_bytes()));
     ptx::wgmma_fence();
-    tile::issue_ab<C.element, C.ds_tile(), kKSlab>(dq, ds_low, k_low, add);
+    if constexpr (C.dq_accum().transposed()) {
+      tile::issue_atbt<C.element, kKSlab, C.ds_tile()>(dq, k_low, ds_low);
+    } else {
+      tile::issue_ab<C.element, C.ds_tile(), kKSlab>(dq, ds_low, k_low, add);
+    }
   }
 
   __device__ __forceinline__ bool adds_in_order() const {
@@ -192,6 +206,7 @@ class QueryGradient {
   const BackwardAddresses<C> at_;
   OwnKeyBlock<C> work_;
   QueryLoader<C> loader_;  // where there are no helpers
+  [[no_unique_address]] std::conditional_t<C.serves_semaphore(), DqTurn<C>, NoDqTurn> own_turn_;
   [[no_unique_address]] std::conditional_t<kLoadsTile, CapturedTileLoader<C>,
                                            NoCapturedTileLoader<C>>
       captured_{params_, at_, work_};  // likewise

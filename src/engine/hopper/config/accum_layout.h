@@ -3,7 +3,9 @@
 // in the order in which the accumulators of a warpgroup hold it. dK and dV lie like this too where
 // CTAs share a key block. A block comes in parts of 64 rows and one slab of columns; in a part,
 // thread t has its 4-element group g at (g * 128 + t) * 4, so that a warp adds 512 consecutive
-// bytes. Only the postprocess kernel turns this into rows. Plain constexpr, tested on the host.
+// bytes. A block of 48 rows, which are no accumulator's, lies transposed: a part's accumulators
+// have its 64 columns as rows. Only the postprocess kernel turns this into rows. Plain constexpr,
+// tested on the host.
 #pragma once
 
 #include "engine/hopper/config/sm90.h"
@@ -15,17 +17,21 @@ struct AccumLayout {
   int block_rows;
   int head_dim;
 
-  // A group: two neighbouring columns of a thread's two rows, 4 consecutive accumulators.
+  // A group: two neighbouring columns of a thread's two rows, 4 consecutive accumulators; of a
+  // transposed part two neighbouring rows of its two columns.
   static constexpr int kGroup = 4;
   static constexpr int kColumnsPerGroup = 8;  // the quad's
 
+  FA3_HD constexpr bool transposed() const { return block_rows % kRowsPerWarpgroup != 0; }
+  FA3_HD constexpr int rows() const { return transposed() ? block_rows : kRowsPerWarpgroup; }
   FA3_HD constexpr int columns() const {
     return tile::TileLayout{block_rows, head_dim}.slab_columns();
   }
   FA3_HD constexpr int column_parts() const { return head_dim / columns(); }
-  FA3_HD constexpr int parts() const { return block_rows / kRowsPerWarpgroup * column_parts(); }
-  FA3_HD constexpr int groups() const { return columns() / kColumnsPerGroup; }
-  FA3_HD constexpr int part_floats() const { return kRowsPerWarpgroup * columns(); }
+  FA3_HD constexpr int parts() const { return block_rows / rows() * column_parts(); }
+  FA3_HD constexpr int part_floats() const { return rows() * columns(); }
+  FA3_HD constexpr int floats() const { return part_floats() / kWarpgroupSize; }  // a thread's
+  FA3_HD constexpr int groups() const { return floats() / kGroup; }
   FA3_HD constexpr int block_floats() const { return block_rows * head_dim; }
 
   FA3_HD constexpr int first_row(int part) const {

@@ -102,7 +102,7 @@ struct BackwardConfig {
   // The kernel of calls whose key blocks add to dQ in one order.
   FA3_HD constexpr BackwardConfig deterministic() const {
     BackwardConfig other = *this;
-    other.shape.helpers = true;
+    if (!serves_semaphore()) other.shape.helpers = true;
     if (persistent()) other.sharing = Sharing::kNone;
     return other;
   }
@@ -170,14 +170,21 @@ struct BackwardConfig {
 
   // Kernels for calls of their own beside the main one.
   FA3_HD constexpr bool can_split_steps() const {
-    return tiles == Tiles::kDense && !dropout() && !in_pairs() && !persistent();
+    return tiles == Tiles::kDense && !dropout() && !in_pairs() && !persistent() && !has_long_sums();
   }
   FA3_HD constexpr bool can_take_short_sequences() const {
     return tiles == Tiles::kVarlen && !capped() && !dropout() && !splits_dkv() && !wide();
   }
 
-  // Beyond 128 columns dK and dV of 64 keys take a warpgroup each (split_key_gradients.cuh).
-  FA3_HD constexpr bool splits_dkv() const { return shape.head_dim > 128; }
+  // Beyond 128 columns dK and dV of 64 keys take a warpgroup each (split_key_gradients.cuh), or a
+  // warpgroup both, with so few queries a step that registers last: then dK's product reads dS
+  // from shared memory, where dQ's warpgroup finds it.
+  FA3_HD constexpr bool splits_dkv() const {
+    return shape.head_dim > 128 && shape.block_n == kRowsPerWarpgroup;
+  }
+  FA3_HD constexpr bool has_long_sums() const { return shape.head_dim > 128 && !splits_dkv(); }
+  // Warpgroup 0 waits for dQ's semaphore and counts on, since there may be no helpers.
+  FA3_HD constexpr bool serves_semaphore() const { return has_long_sums(); }
   // Where dK and dV are split one warpgroup computes P and another writes dS.
   FA3_HD constexpr bool takes_captured_tile() const { return !splits_dkv(); }
   // Warpgroups with 64 keys each, and so a part of dS.
@@ -192,9 +199,11 @@ struct BackwardConfig {
   // dQ's warpgroup holds a part of dQ (32) and, without helpers, the loader's state; those of keys
   // hold what key_registers_used() counts.
   FA3_HD constexpr int query_registers() const {
+    if (has_long_sums()) return 56;
     return shape.helpers || keeps_p() || signs_p() ? 72 : 88;
   }
   FA3_HD constexpr int key_registers() const {
+    if (has_long_sums()) return 224;
     return !shape.helpers && (keeps_p() || signs_p()) ? 216 : 208;
   }
   FA3_HD constexpr int helper_registers() const { return shape.helpers ? 24 : 0; }

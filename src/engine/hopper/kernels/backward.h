@@ -81,6 +81,9 @@ inline constexpr BackwardRow kOf128{.kernel = {}, .why = kKeysInRegisters};
 inline constexpr BackwardRow kPairs128{
     .kernel = {.shape = {.stages = 3}, .sharing = Sharing::kPairs},
     .why = "two CTAs with neighbouring key blocks sum half of dQ's columns each for both"};
+inline constexpr BackwardRow kLongSums192{
+    .kernel = {.shape = {.head_dim = 192, .head_dim_v = 128, .block_m = 48, .helpers = false}},
+    .why = "dK and dV of 128 keys stay in registers: 48 queries a step leave enough of them"};
 inline constexpr BackwardRow kOf256{
     .kernel = {.shape = {.head_dim = 256, .head_dim_v = 256, .block_n = 64, .stages = 2}},
     .why = kWarpgroupEach};
@@ -98,6 +101,7 @@ inline constexpr auto kBackwardRows = join(
     std::array{kPairs128}, in_three_forms(kOf128), in_three_forms(kDropped128), wide(kOf128),
     listed({.kernel = kOf128.kernel,
             .why = "dK and dV of 128 keys stay in registers: a step is half a block"}),
+    std::array{kLongSums192},
     in_three_forms(BackwardRow{
         .kernel = {.shape = {.head_dim = 192, .head_dim_v = 128, .block_n = 64, .stages = 3}},
         .why = kWarpgroupEach}),
@@ -116,7 +120,7 @@ static_assert(std::ranges::all_of(kBackward, [](const BackwardRow& row) {
 
 // Faster than the row for all calls with the same columns, which has its tiles.
 constexpr bool is_for_some_dense_calls(const BackwardConfig& c) {
-  return (c.in_pairs() || c.persistent()) && !c.block_mask();
+  return (c.in_pairs() || c.persistent() || c.has_long_sums()) && !c.block_mask();
 }
 
 constexpr BackwardConfig kernel_of(const BackwardRow& row, Element element) {

@@ -100,6 +100,7 @@ std::optional<DenseCall> dense_call(const BackwardProblem& p, Variant variant) {
                    .group = p.heads_k > 0 ? p.group() : 1,
                    .key_heads = capped_product(p.batch, p.heads_k),
                    .is_causal = narrow_mask(p).right != MaskRuleOf<int>::kUnbounded,
+                   .has_sink = p.has_sink,
                    .deterministic = p.deterministic};
 }
 
@@ -223,6 +224,11 @@ bool suits_persistent(const BackwardConfig& c, const DenseCall& call) {
          capped_product(ceil_div(call.keys, c.shape.block_n), call.key_heads) >= kLeastTiles;
 }
 
+// Preprocess of sinks is that of a general kernel, whose query blocks have other rows.
+bool suits_long_sums(const DenseCall& call) {
+  return !call.has_sink;
+}
+
 }  // namespace
 
 const BackwardRow* select_backward(const BackwardWants& wants) {
@@ -235,8 +241,9 @@ const BackwardRow* select_backward(const BackwardWants& wants) {
   };
   const auto suits = [&](const BackwardConfig& c) {
     if (!is_for_some_dense_calls(c)) return true;
-    return wants.dense &&
-           (c.persistent() ? suits_persistent(c, *wants.dense) : suits_pairs(c, *wants.dense));
+    if (!wants.dense) return false;
+    if (c.has_long_sums()) return suits_long_sums(*wants.dense);
+    return c.persistent() ? suits_persistent(c, *wants.dense) : suits_pairs(c, *wants.dense);
   };
   const auto row = std::ranges::find_if(
       kBackward, [&](const BackwardRow& row) { return serves(row.kernel) && suits(row.kernel); });

@@ -20,6 +20,7 @@ struct DenseCall {
   int64_t group = 1;      // query heads that share keys
   int64_t key_heads = 1;  // of all batch entries
   bool is_causal = false;
+  bool has_sink = false;
   bool deterministic = false;
 };
 

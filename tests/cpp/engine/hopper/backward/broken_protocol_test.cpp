@@ -15,7 +15,7 @@ namespace {
 
 constexpr BackwardConfig kOne = kBackwardTiles[2].kernel, kPair = kBackwardTiles.back().kernel,
                          kSplit = kBackwardTiles[kBackwardTiles.size() - 2].kernel,
-                         kNarrowPair = kRowsForSomeDenseCalls.back().kernel,
+                         kNarrowPair = kRowsForSomeDenseCalls[1].kernel,
                          kPersistent = kRowsForSomeDenseCalls.front().kernel;
 static_assert(!kOne.splits_dkv() && !kOne.pairs() && kSplit.splits_dkv() && !kSplit.pairs());
 static_assert(kPair.p_lies_in_ds() && kNarrowPair.d_o_goes_with_ds());

@@ -53,8 +53,10 @@ TEST(StoredMatrix, dk_and_dv_lie_as_their_tile_says) {
   }
 }
 
+constexpr auto kAllBackwardTiles = join(kBackwardTiles, kRowsForSomeDenseCalls);
+
 TEST(StoredMatrix, ds_lies_transposed_queries_by_keys) {
-  for (const BackwardRow& compiled : kBackwardTiles) {
+  for (const BackwardRow& compiled : kAllBackwardTiles) {
     const BackwardConfig& c = compiled.kernel;
     const TileLayout layout = c.ds_tile();
     for (int warpgroup = 0; warpgroup < c.key_warpgroups(); ++warpgroup) {
@@ -123,7 +125,7 @@ void expect_mn_major(TileLayout t, int first, int columns) {
 }
 
 TEST(BackwardProducts, read_the_elements_they_are_about) {
-  for (const BackwardRow& compiled : kBackwardTiles) {
+  for (const BackwardRow& compiled : kAllBackwardTiles) {
     const BackwardConfig& c = compiled.kernel;
     for (int w = 0; w < c.key_warpgroups(); ++w) {
       expect_k_major(c.k_tile(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // S = K Q^T
@@ -134,8 +136,11 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
     expect_mn_major(c.d_o_part(), 0, c.d_o_part().columns);  // dV += P dO
     expect_mn_major(c.q_tile(), 0, c.shape.head_dim);        // dK += dS Q
     const AccumLayout parts = c.dq_accum();
-    for (int part = 0; part < parts.parts(); ++part) {  // dQ = dS K
-      expect_k_major(c.ds_tile(), parts.first_row(part), kRowsPerWarpgroup);
+    for (int w = 0; w < c.key_warpgroups() && c.has_long_sums(); ++w) {  // dK += dS Q
+      expect_mn_major(c.ds_tile(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);
+    }
+    for (int part = 0; part < parts.parts(); ++part) {  // dQ = dS K, or transposed
+      expect_k_major(c.ds_tile(), parts.first_row(part), parts.rows());
       expect_mn_major(c.k_tile(), parts.first_column(part), parts.columns());
     }
   }
@@ -172,7 +177,7 @@ TEST(BackwardProducts, parts_of_tiles_lie_as_tiles_of_their_own) {
 // Where a thread adds each element (a float of the block), and which row and column that is.
 TEST(AccumLayout, rows_come_out_where_their_products_went_in) {
   std::vector<AccumLayout> all;
-  for (const BackwardRow& compiled : kBackwardTiles) {
+  for (const BackwardRow& compiled : kAllBackwardTiles) {
     const BackwardConfig& c = compiled.kernel;
     for (const AccumLayout& parts : {c.dq_accum(), c.dk_accum(), c.dv_accum()})
       all.push_back(parts);
@@ -185,8 +190,9 @@ TEST(AccumLayout, rows_come_out_where_their_products_went_in) {
         for (int group = 0; group < parts.groups(); ++group) {
           for (int e = 0; e < AccumLayout::kGroup; ++e) {
             offsets.insert(parts.offset(part, group, thread) + e);
-            const auto [row, column] = place(thread, group * AccumLayout::kGroup + e);
+            auto [row, column] = place(thread, group * AccumLayout::kGroup + e);
             EXPECT_EQ(column / AccumLayout::kColumnsPerGroup, group);
+            if (parts.transposed()) std::swap(row, column);
             elements.insert({parts.first_row(part) + row, parts.first_column(part) + column});
           }
         }

@@ -195,7 +195,7 @@ TEST(BackwardProtocol, deterministic_calls_add_to_dq_in_one_order) {
 // blocks, persistent CTAs with long key blocks.
 TEST(BackwardProtocol, kernels_for_some_dense_calls_do_all_work_once_in_any_order) {
   for_rows_of<kRowsForSomeDenseCalls>([]<BackwardConfig C>() {
-    static_assert(C.persistent() || (C.pairs() && !C.splits_dkv()));
+    static_assert(C.persistent() || C.has_long_sums() || (C.pairs() && !C.splits_dkv()));
     // Every key block of a persistent CTA has a step.
     all_work_is_done_once<C>(std::span(kShapes).first(C.persistent() ? 4 : std::size(kShapes)));
     all_work_is_done_once<C.deterministic()>(std::span(kShapes).first(3), true);

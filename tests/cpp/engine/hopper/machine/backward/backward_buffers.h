@@ -21,10 +21,13 @@ void add_gradients(std::vector<machine::Buffer>& all, BackwardAddresses<C> at) {
     all.push_back({"dV", at.d_o(uint32_t(w)), kDvBytes});
   }
   if (C.splits_dkv()) return;
-  for (int stage = 0; stage < C.shape.stages; ++stage) {
+  for (int w = 0; w < C.key_warpgroups() && C.has_long_sums(); ++w) {
+    all.push_back({"dK", at.q(0) + uint32_t(w * kDkBytes), kDkBytes});
+  }
+  for (int stage = 0; stage < C.shape.stages && !C.has_long_sums(); ++stage) {
     all.push_back({"dK", at.q(uint32_t(stage)), kDkBytes});
   }
-  for (int stage = 0; stage < C.d_o_stages(); ++stage) {
+  for (int stage = 0; stage < C.d_o_stages() && !C.has_long_sums(); ++stage) {
     all.push_back({"dK", at.d_o(uint32_t(stage)), kDkBytes});
   }
   const int rows = kRowsPerWarpgroup * C.v_tile().row_bytes();
@@ -44,8 +47,11 @@ std::vector<machine::Buffer> backward_buffers() {
     all.push_back({"Delta", at.delta(uint32_t(i)), int(C.shape.block_m * sizeof(float))});
   }
   for (int i = 0; i < C.shape.ds_stages; ++i) {
-    // In a persistent CTA a warpgroup's dV and dK take the halves of its slab, by queries.
-    const int parts = C.persistent() ? 2 * C.key_warpgroups() : 1;
+    // In a persistent CTA a warpgroup's dV and dK take the halves of its slab, by queries. Beside
+    // long sums a warpgroup reads its slab while the other may still store its own.
+    const int parts = C.persistent()      ? 2 * C.key_warpgroups()
+                      : C.has_long_sums() ? C.key_warpgroups()
+                                          : 1;
     const int bytes = C.ds_tile().bytes() / parts;
     for (int part = 0; part < parts; ++part) {
       machine::Buffer ds{"dS", at.ds(uint32_t(i)) + uint32_t(part * bytes), bytes};

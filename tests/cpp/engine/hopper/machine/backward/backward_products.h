@@ -3,6 +3,8 @@
 // What each warp of a backward's CTA multiplies, in order.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <tuple>
 #include <vector>
 
@@ -15,10 +17,10 @@ template <BackwardConfig C>
 class BackwardProducts {
  public:
   using Work = BackwardWork<C>;
-  // A product: A's tensor (null: registers or dS), row, filling, sender; B's tensor, row, column,
-  // head, batch; columns and depth; whether it adds.
+  // A product: A's tensor (null: registers or dS), row, column, sender; the filling of dS, which
+  // may be B; B's tensor, row, column, head, batch; columns and depth; whether it adds.
   using Step =
-      std::tuple<const void*, int, int, int, const void*, int, int, int, int, int, int, bool>;
+      std::tuple<const void*, int, int, int, int, const void*, int, int, int, int, int, int, bool>;
 
   BackwardProducts(const LaunchedBackward<C>& launch, const BackwardWorks<C>& works)
       : launch_(launch), works_(works) {}
@@ -29,8 +31,9 @@ class BackwardProducts {
     if (warpgroup == int(BackwardWarpgroup::kQuery)) return query_steps_of(works);
     std::vector<Step> steps;
     if (warpgroup != 1 && warpgroup != 2) return steps;
+    Fillings fillings;
     for (const Work& at : works) {
-      add_key_steps(steps, at, works_.blocks_of(at), warp - kWarpsPerWarpgroup);
+      add_key_steps(steps, at, works_.blocks_of(at), warp - kWarpsPerWarpgroup, fillings);
     }
     return steps;
   }
@@ -38,8 +41,9 @@ class BackwardProducts {
   static Step step_of(const machine::Product& p) {
     return {p.a.tensor,
             p.a_in_registers ? 0 : p.a.row,
-            p.a_in_registers ? 0 : p.a.filling,
+            p.a_in_registers ? 0 : p.a.column,
             p.a.sender,
+            p.a_in_registers ? 0 : std::max(p.a.filling, p.b.filling),
             p.b.tensor,
             p.b.row,
             p.b.column,
@@ -51,8 +55,15 @@ class BackwardProducts {
   }
 
  private:
+  // How often each stage of dS has been filled.
+  struct Fillings {
+    std::array<int, C.shape.ds_stages> of_stage = {};
+    size_t made = 0;
+    int next() { return ++of_stage[made++ % of_stage.size()]; }
+  };
+
   void add_key_steps(std::vector<Step>& steps, const Work& at, const std::vector<QueryBlock>& all,
-                     int warp) const {
+                     int warp, Fillings& fillings) const {
     const std::vector<QueryBlock> blocks =
         works_.multiplied_blocks(at, all, warp / kWarpsPerWarpgroup);
     const bool sums_dv = warp < kWarpsPerWarpgroup;  // where dK and dV are split
@@ -62,6 +73,7 @@ class BackwardProducts {
                              int first_column = 0) {
       return Step{a,
                   a == nullptr ? 0 : keys,
+                  0,
                   0,
                   0,
                   b,
@@ -83,7 +95,9 @@ class BackwardProducts {
       return product(nullptr, launch_.d_o, b, C.shape.head_dim_v, C.shape.block_m);
     };
     const auto dk = [&](QueryBlock b) {
-      return product(nullptr, launch_.q, b, C.shape.head_dim, C.shape.block_m);
+      Step step = product(nullptr, launch_.q, b, C.shape.head_dim, C.shape.block_m);
+      if (C.has_long_sums()) std::get<4>(step) = fillings.next();  // its dS is in shared memory
+      return step;
     };
     for (size_t i = 0; i < blocks.size(); ++i) {
       const QueryBlock b = blocks[i];
@@ -108,13 +122,12 @@ class BackwardProducts {
   // Where gradients leave through a stage of dS, they are a filling of it, too.
   std::vector<Step> query_steps_of(const std::vector<Work>& works) const {
     std::vector<Step> steps;
-    std::vector<int> fillings(size_t(C.shape.ds_stages), 0);
-    size_t made = 0;
+    Fillings fillings;
     for (const Work& at : works) {
-      for (size_t i = 0; i < works_.blocks_of(at).size(); ++i, ++made) {
-        add_query_step(steps, at, ++fillings[made % fillings.size()]);
+      for (size_t i = 0; i < works_.blocks_of(at).size(); ++i) {
+        add_query_step(steps, at, fillings.next());
       }
-      if (C.persistent()) ++fillings[made % fillings.size()];
+      if (C.persistent()) ++fillings.of_stage[fillings.made % fillings.of_stage.size()];
     }
     return steps;
   }
@@ -122,9 +135,14 @@ class BackwardProducts {
   void add_query_step(std::vector<Step>& steps, const Work& at, int filling) const {
     const AccumLayout parts = C.dq_accum();
     for (int part = at.first_part(); part < at.first_part() + C.dq_parts(); ++part) {
+      if (parts.transposed()) {  // K's columns by dS
+        steps.push_back({launch_.k, at.key_row(0), parts.first_column(part), 0, filling, nullptr, 0,
+                         0, 0, 0, C.shape.block_m, C.shape.block_n, false});
+        continue;
+      }
       const auto add = [&](const Work& keys, int sender) {
         // Where P lies in dS's place, each dS is the second filling, P the first.
-        steps.push_back({nullptr, 0, C.p_lies_in_ds() ? 2 * filling : filling, sender, launch_.k,
+        steps.push_back({nullptr, 0, 0, sender, C.p_lies_in_ds() ? 2 * filling : filling, launch_.k,
                          keys.key_row(0), parts.first_column(part), at.kv_head, at.keys.batch,
                          parts.columns(), C.shape.block_n, sender > 0});
       };

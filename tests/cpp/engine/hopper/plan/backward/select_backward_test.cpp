@@ -42,6 +42,22 @@ TEST(SelectBackwardKernel, has_pairs_of_128_columns_for_key_blocks_in_even_numbe
   for (const int64_t keys : {1, 128, 257, 384, 1100}) EXPECT_FALSE(takes(128, 128, keys)) << keys;
 }
 
+// Calls with sinks have a preprocess of other blocks.
+TEST(SelectBackwardKernel, has_long_sums_at_192_and_128_columns) {
+  const auto takes = [](int64_t d, int64_t dv, const DenseCall& call) {
+    return select_backward({.head_dim = d, .head_dim_v = dv, .dense = call})
+        ->kernel.has_long_sums();
+  };
+  for (const int64_t d : {64, 128, 136, 192, 200, 256}) {
+    EXPECT_EQ(takes(d, 128, {}), d == 136 || d == 192) << d;
+    EXPECT_FALSE(takes(d, 136, {})) << d;
+  }
+  EXPECT_TRUE(takes(192, 64, {.is_causal = true}));
+  EXPECT_TRUE(takes(192, 128, {.deterministic = true}));
+  EXPECT_FALSE(takes(192, 128, {.has_sink = true}));
+  EXPECT_FALSE(select_backward({.head_dim = 192, .head_dim_v = 128})->kernel.has_long_sums());
+}
+
 // Key blocks of few steps have eight or fewer on average; persistent CTAs add in any order.
 TEST(SelectBackwardKernel, has_persistent_CTAs_at_64_columns_for_key_blocks_of_few_steps) {
   const auto takes = [](int64_t d, const DenseCall& call) {
