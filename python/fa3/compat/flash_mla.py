@@ -194,7 +194,12 @@ def flash_mla_sparse_fwd(
             f"kv, indices: expected one head in dimension 1, got {kv.shape[1]} and "
             f"{indices.shape[1]}"
         )
-    q, cache, indices = rows_of_stride_1(q), rows_of_stride_1(kv)[None, :, 0], narrow(indices[:, 0])
+    # Queries as sequences of one token: their LSEs lie as the original's do.
+    q, cache, indices = (
+        rows_of_stride_1(q)[:, None],
+        rows_of_stride_1(kv)[None, :, 0],
+        narrow(indices),
+    )
     call = {
         "rows": "latent",
         "index_count": narrow(topk_length),
@@ -204,14 +209,15 @@ def flash_mla_sparse_fwd(
         "empty_lse": torch.inf,
         "return_lse": True,
     }
-    out, lse, largest = fa3.mla.attention(
-        q, cache, indices=indices, out=out, return_max=True, **call
+    into = None if out is None else out[:, None]
+    made, lse, largest = fa3.mla.attention(
+        q, cache, indices=indices, out=into, return_max=True, **call
     )
-    results = out, largest.T.contiguous(), lse.T.contiguous()
+    results = made[:, 0] if out is None else out, largest[:, :, 0], lse[:, :, 0]
     if indexer_topk <= 0:
         return results
-    _, of_indexer = fa3.mla.attention(q, cache, indices=indices[:, :indexer_topk], **call)
-    return *results, of_indexer.T.contiguous()
+    _, of_indexer = fa3.mla.attention(q, cache, indices=indices[..., :indexer_topk], **call)
+    return *results, of_indexer[:, :, 0]
 
 
 def narrow(numbers):
