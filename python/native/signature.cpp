@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "signature.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 
 #include "error.h"
@@ -10,9 +12,13 @@
 namespace fa3::python {
 namespace {
 
-constexpr int kMostDepth = 5;  // of functions and tuples in each other
+constexpr int kMostDepth = 6;  // of functions and tuples in each other
 constexpr size_t kMostKnown = 1024;
 constexpr int kMostDims = 16;  // of a tensor
+
+// Packages whose functions follow from their arguments and keep nothing that a user sets.
+constexpr std::array<std::string_view, 7> kLibraries = {
+    "torch", "numpy", "math", "operator", "_operator", "functools", "_functools"};
 
 PyTypeObject* s_function = nullptr;
 PyTypeObject* s_builtin = nullptr;
@@ -38,7 +44,7 @@ class Owned {
 // ever has, also when this one is let go.
 struct Known {
   uint64_t number;
-  PyObject* names;  // of a code: (globals, attributes) that it names
+  PyObject* names;  // of a code: what names_of() returned
 };
 
 // The GIL guards the table. Null with a Python exception set.
@@ -67,6 +73,17 @@ const Known* known(PyObject* object, PyObject* names_of = nullptr) {
     Py_XDECREF(names);
   }
   return &place->second;
+}
+
+// Whether a module is one of kLibraries, or a part of one.
+bool is_library(PyObject* module) {
+  const char* const name = PyModule_GetName(module);
+  if (name == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  const std::string_view whole(name), package = whole.substr(0, whole.find('.'));
+  return std::find(kLibraries.begin(), kLibraries.end(), package) != kLibraries.end();
 }
 
 // What a method of a built-in class does, which is called in half the time of the method itself;
@@ -104,7 +121,8 @@ class Signature {
     if (type == &PyDict_Type) return add_dict(value, depth + 1, captured);
     if (type == s_function) return add_function(value, depth + 1);
     if (PyExceptionClass_Check(value)) return put('m') && add_known(value);
-    if (PyModule_Check(value)) return put('m') && add_known(value) && add_module(value, depth + 1);
+    // Whoever holds a module may read anything of it.
+    if (PyModule_Check(value)) return is_library(value) && put('m') && add_known(value);
     if (type == s_builtin) return is_free(value) && put('m') && add_known(value);
     if (type == parameter_type_ || (captured && PyType_IsSubtype(type, tensor_type_))) {
       return add_tensor(value, captured);
@@ -144,12 +162,13 @@ class Signature {
     return true;
   }
 
-  // Whether a built-in is bound to nothing, or to a module or a class: what it does then follows
-  // from its arguments alone.
+  // Whether what a built-in returns follows from its arguments: one that is bound to nothing, to a
+  // class or to a module of kLibraries. Others read a clock, or are Python's own, as globals() is.
   bool is_free(PyObject* builtin) {
     const Owned self(PyObject_GetAttr(builtin, s_self));
     if (self.get() == nullptr) return false;
-    return self.get() == Py_None || PyModule_Check(self.get()) || PyType_Check(self.get());
+    if (PyModule_Check(self.get())) return is_library(self.get());
+    return self.get() == Py_None || PyType_Check(self.get());
   }
 
   // What NumPy's float64 is, say: it counts as a constant of a function.
@@ -180,24 +199,44 @@ class Signature {
     return true;
   }
 
-  // What the function that is looked at names of a module, which may have anything: what cannot be
-  // told from others there counts as unchanged, and functions are told by which they are.
-  bool add_module(PyObject* module, int depth) {
-    PyObject* const attributes = PyModule_GetDict(module);
-    const Py_ssize_t count = attributes_ != nullptr ? PyTuple_Size(attributes_) : 0;
+  // A value that a code reads by name. uses: the attributes that the code takes of it, see
+  // names_of().
+  bool add_read(PyObject* value, PyObject* uses, int depth) {
+    if (!PyModule_Check(value)) return add(value, depth, true);
+    const Py_ssize_t count = PyTuple_Size(uses);
     for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* const found = PyDict_GetItemWithError(attributes, PyTuple_GetItem(attributes_, i));
-      if (found == nullptr && PyErr_Occurred() != nullptr) return false;
-      if (found == nullptr && put('b')) continue;
-      const Owned value(Py_NewRef(found));
-      const size_t before = bytes_.size();
-      const bool is_function = Py_TYPE(found) == s_function || Py_TYPE(found) == s_builtin;
-      if (is_function ? put('m') && add_known(found) : add(found, depth, true)) continue;
-      if (!forget_error()) return false;
-      bytes_.resize(before);
-      put('?');
+      if (!add_attribute(value, PyTuple_GetItem(uses, i), 0, false, depth)) return false;
     }
     return true;
+  }
+
+  // A module, and what its attributes names[place], names[place + 1], ... lead to, up to the first
+  // that is no module; or that one itself. of_library: it is an attribute of a library.
+  bool add_attribute(PyObject* value, PyObject* names, Py_ssize_t place, bool of_library,
+                     int depth) {
+    if (!PyModule_Check(value))
+      return of_library ? add_of_library(value, depth) : add(value, depth, true);
+    const bool is_of_library = is_library(value);
+    if (!(put('m') && add_known(value))) return false;
+    if (place == PyTuple_Size(names)) return is_of_library;
+    PyObject* const found =
+        PyDict_GetItemWithError(PyModule_GetDict(value), PyTuple_GetItem(names, place));
+    // A module may make what it does not have, by a function of its own.
+    if (found == nullptr) return PyErr_Occurred() == nullptr && is_of_library && put('b');
+    const Owned held(Py_NewRef(found));
+    return add_attribute(found, names, place + 1, is_of_library, depth);
+  }
+
+  // Functions are told by which they are, and what cannot be told from others counts as unchanged.
+  bool add_of_library(PyObject* value, int depth) {
+    if (Py_TYPE(value) == s_function || Py_TYPE(value) == s_builtin) {
+      return put('m') && add_known(value);
+    }
+    const size_t before = bytes_.size();
+    if (add(value, depth, true)) return true;
+    if (!forget_error()) return false;
+    bytes_.resize(before);
+    return put('?');
   }
 
   bool add_function(PyObject* function, int depth) {
@@ -206,22 +245,29 @@ class Signature {
     PyObject* names = nullptr;
     if (code.get() == nullptr || globals.get() == nullptr) return false;
     if (!(put('F') && add_known(code.get(), names_of_, &names))) return false;
+    if (names == Py_None) return false;  // it may read anything
     const Owned held(Py_NewRef(names));
-    PyObject* const outer = attributes_;
-    attributes_ = PyTuple_GetItem(names, 1);
-    const bool ok = add_parts(function, globals.get(), PyTuple_GetItem(names, 0), depth);
-    attributes_ = outer;
-    return ok;
+    return add_globals(globals.get(), PyTuple_GetItem(names, 0), depth) &&
+           add_own(function, PyTuple_GetItem(names, 1), depth);
   }
 
-  bool add_parts(PyObject* function, PyObject* globals, PyObject* names, int depth) {
-    const Py_ssize_t count = PyTuple_Size(names);
+  bool add_globals(PyObject* globals, PyObject* reads, int depth) {
+    const Py_ssize_t count = PyTuple_Size(reads);
     for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* const value = PyDict_GetItemWithError(globals, PyTuple_GetItem(names, i));
-      if (value == nullptr && PyErr_Occurred() != nullptr) return false;
-      if (value == nullptr && put('b')) continue;  // Python's own, such as float
-      if (!add(Owned(Py_NewRef(value)).get(), depth, true)) return false;
+      PyObject* const read = PyTuple_GetItem(reads, i);
+      PyObject* const value = PyDict_GetItemWithError(globals, PyTuple_GetItem(read, 0));
+      if (value == nullptr) {
+        const bool is_builtin = PyTuple_GetItem(read, 2) == Py_True;
+        if (PyErr_Occurred() == nullptr && is_builtin && put('b')) continue;
+        return false;
+      }
+      if (!add_read(Owned(Py_NewRef(value)).get(), PyTuple_GetItem(read, 1), depth)) return false;
     }
+    return true;
+  }
+
+  // Defaults, attributes and cells of a function. uses: of what each cell holds.
+  bool add_own(PyObject* function, PyObject* uses, int depth) {
     for (PyObject* attribute : {s_defaults, s_keywords, s_dict}) {
       const Owned given(PyObject_GetAttr(function, attribute));
       if (given.get() == nullptr || !add(given.get(), depth, true)) return false;
@@ -231,7 +277,8 @@ class Signature {
     const Py_ssize_t num_cells = cells.get() == Py_None ? 0 : PyTuple_Size(cells.get());
     for (Py_ssize_t i = 0; i < num_cells; ++i) {
       const Owned value(PyObject_GetAttr(PyTuple_GetItem(cells.get(), i), s_contents));
-      if (value.get() == nullptr || !add(value.get(), depth, true)) return false;
+      if (value.get() == nullptr) return false;
+      if (!add_read(value.get(), PyTuple_GetItem(uses, i), depth)) return false;
     }
     return true;
   }
@@ -304,7 +351,6 @@ class Signature {
   PyTypeObject* tensor_type_;
   PyTypeObject* parameter_type_;
   PyObject* seen_;
-  PyObject* attributes_ = nullptr;  // that the function names which is being looked at
   std::string bytes_;
 };
 

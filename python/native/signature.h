@@ -21,12 +21,18 @@ namespace fa3::python {
 //                             watches them
 //   Python functions          of the same code, whose defaults, attributes, cells and globals, as
 //                             far as the code names them, are the same, and tensors there captured
-//   built-ins                 one object, bound to none but a module or a class; also exceptions
-//   modules                   one object, in which numbers and tensors that the code names are the
-//                             same, and functions one object
+//   built-ins                 one object, of a library or bound to a class or nothing; also
+//                             exceptions
+//   modules                   one object, of which the code takes attributes alone, and these are
+//                             the same
+//   torch, NumPy, math, ...   one object; of the attributes that the code takes, numbers and
+//                             tensors are the same, functions one object, others count as unchanged
 // All of that is read in each call.
 //
-// names_of(code): ((globals), (attributes)) that a code names; asked once for each code.
+// names_of(code): what a code reads by name (python/fa3/flex/kept.py); asked once for each code.
+//   ((global, uses, whether it may be missing), ...), (uses of a cell, ...)
+//   uses: ((attribute, attribute of that, ...), ...), where () is the value itself
+//   None: the code may read anything.
 // Tensor, Parameter: the classes of tensors; those of other subclasses are told apart where a
 // function captures them, and may do anything where they are arguments.
 // seen: a list, to which captured tensors are appended, or None.

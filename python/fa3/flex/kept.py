@@ -12,6 +12,7 @@ Elsewhere are kept: what is made of torch's BlockMask, as attributes of it; list
 kernels, by the library.
 """
 
+import builtins
 import collections
 import dis
 import threading
@@ -110,17 +111,41 @@ def signature(*values, seen=None):
     return _native.signature(names_of, HAVE_MEMORY, seen, (), *values)
 
 
+# Python's own types and functions whose results follow from their arguments: not globals().
+FREE = {name for name, value in vars(builtins).items() if isinstance(value, type)}
+FREE |= {"abs", "all", "any", "callable", "divmod", "isinstance", "issubclass", "iter", "len"}
+FREE |= {"max", "min", "next", "pow", "print", "repr", "round", "sorted", "sum"}
+
+
 def names_of(code):
-    """(globals, attributes) that a code names, also in functions that it defines."""
-    instructions = [*instructions_of(code)]
-    attributes = [name for op, name in instructions if "ATTR" in op or "METHOD" in op]
-    others = [name for op, name in instructions if "GLOBAL" in op or "NAME" in op]
-    return (*dict.fromkeys(others),), (*dict.fromkeys(attributes),)
+    """What a code, and functions that it defines, reads by name: (globals, cells), as
+    python/native/signature.h has them. None: it may read anything, for it imports."""
+    of_globals, of_cells = {}, {name: {} for name in code.co_freevars}
+    for op, name, attributes in reads_of(code):
+        if op == "IMPORT_NAME":
+            return None
+        if "DEREF" in op:
+            of_cells.get(name, {})[attributes] = None  # others are variables of its own
+        else:
+            of_globals.setdefault(name, {})[attributes] = None
+    uses = [(*(found or {(): None}),) for found in of_cells.values()]
+    return (*((name, (*u,), name in FREE) for name, u in of_globals.items()),), (*uses,)
 
 
-def instructions_of(code):
+def reads_of(code):
+    """(operation, name, (attributes that are taken at once, each of the one before))"""
+    read = None
     for instruction in dis.get_instructions(code):
-        yield instruction.opname, instruction.argval
+        op, name = instruction.opname, instruction.argval
+        if op == "EXTENDED_ARG":
+            continue
+        if read and op in ("LOAD_ATTR", "LOAD_METHOD"):
+            read = *read[:2], (*read[2], name)
+            continue
+        if read:
+            yield read
+        is_read = "GLOBAL" in op or "DEREF" in op or op.endswith("_NAME")
+        read = (op, name, ()) if is_read else None
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from instructions_of(constant)
+            yield from reads_of(constant)

@@ -219,13 +219,17 @@ def test_what_stops_a_program_is_not_swallowed(raised, monkeypatch):
     def asked_of_a_module(s, b, h, i, j):
         return s * constants.refusing
 
+    def asked_of_a_library(s, b, h, i, j):
+        return s * torch.refusing
+
     captured = torch.ones(2).as_subclass(Refusing)
     by_cell = lambda s, b, h, i, j: s * captured  # noqa: E731
-    monkeypatch.setattr(constants, "refusing", captured, raising=False)
-    assert kept.signature(by_cell) is None
-    assert kept.signature(asked_of_a_module) is not None
+    for module in (constants, torch):
+        monkeypatch.setattr(module, "refusing", captured, raising=False)
+    assert kept.signature(by_cell) is kept.signature(asked_of_a_module) is None
+    assert kept.signature(asked_of_a_library) is not None
     Refusing.raises = raised
-    for function in (by_cell, asked_of_a_module):
+    for function in (by_cell, asked_of_a_module, asked_of_a_library):
         with pytest.raises(raised):
             kept.signature(function)
     monkeypatch.setattr(kept, "names_of", names_of)
