@@ -297,6 +297,8 @@ PyMethodDef g_methods[] = {
     {"mla_gather", fast(run_without_workspace<MlaGather>), METH_FASTCALL, nullptr},
     {"backward_supported", fast(backward_supported), METH_FASTCALL, nullptr},
     {"signature", fast(signature), METH_FASTCALL, nullptr},
+    {"signature_with_writes", fast(signature_with_writes), METH_FASTCALL, nullptr},
+    {"version_of", version_of, METH_O, nullptr},
     {"keep_block_lists", keep_block_lists, METH_O, nullptr},
     {"keep_block_lists_of", keep_block_lists_of, METH_VARARGS, nullptr},
     {"ring_pieces", ring_pieces, METH_VARARGS, nullptr},

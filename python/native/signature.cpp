@@ -24,7 +24,8 @@ PyTypeObject* s_function = nullptr;
 PyTypeObject* s_builtin = nullptr;
 PyObject *s_code = nullptr, *s_globals = nullptr, *s_defaults = nullptr, *s_keywords = nullptr;
 PyObject *s_closure = nullptr, *s_contents = nullptr, *s_dict = nullptr, *s_self = nullptr;
-PyObject *s_requires_grad = nullptr, *s_is_neg = nullptr;
+PyObject *s_requires_grad = nullptr, *s_is_neg = nullptr, *s_version = nullptr;
+PyObject *s_is_cpu = nullptr, *s_storage = nullptr, *s_resizable = nullptr;
 PyObject* s_described[4] = {};  // attributes of a tensor that shows itself in no other way
 
 // A reference of its own.
@@ -96,15 +97,38 @@ PyCFunction function_behind(PyObject* object, PyObject* method) {
   return PyCFunction_GetFlags(found) == METH_NOARGS ? PyCFunction_GetFunction(found) : nullptr;
 }
 
+// Whether NumPy has the memory of a tensor: torch marks it as one that cannot be resized. False
+// with a Python exception set: nobody says.
+bool is_shared(PyObject* tensor) {
+  const Owned is_cpu(PyObject_GetAttr(tensor, s_is_cpu));
+  if (is_cpu.get() != Py_True) return false;
+  const Owned storage(PyObject_CallMethodObjArgs(tensor, s_storage, nullptr));
+  if (storage.get() == nullptr) return false;
+  const Owned answer(PyObject_CallMethodObjArgs(storage.get(), s_resizable, nullptr));
+  return answer.get() == Py_False;
+}
+
+// version_of() of a tensor; -1 for None.
+bool count_writes(PyObject* tensor, int64_t* count) {
+  const Owned version(PyObject_GetAttr(tensor, s_version));  // an error in inference mode
+  *count = version.get() != nullptr ? PyLong_AsLongLong(version.get()) : -1;
+  if (PyErr_Occurred() == nullptr && is_shared(tensor)) *count = -1;
+  if (PyErr_Occurred() == nullptr) return true;
+  *count = -1;
+  return forget_error();
+}
+
 // Every part says its kind and, where it varies, its length first: so no two lists of values have
 // the same bytes. False: something cannot be told from others, or a Python exception is set.
 class Signature {
  public:
-  Signature(PyObject* names_of, PyObject* tensor, PyObject* parameter, PyObject* seen)
+  Signature(PyObject* names_of, PyObject* tensor, PyObject* parameter, PyObject* seen,
+            bool has_writes)
       : names_of_(names_of),
         tensor_type_(reinterpret_cast<PyTypeObject*>(tensor)),
         parameter_type_(reinterpret_cast<PyTypeObject*>(parameter)),
-        seen_(seen) {
+        seen_(seen),
+        has_writes_(has_writes) {
     bytes_.reserve(1024);
   }
 
@@ -286,8 +310,11 @@ class Signature {
   bool add_tensor(PyObject* tensor, bool captured) {
     put(captured ? 'T' : 't');
     if (captured) {
-      put(tensor) && add_known(reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
+      put(tensor);
       if (seen_ != Py_None && PyList_Append(seen_, tensor) != 0) return false;
+      int64_t count = 0;
+      if (has_writes_) return count_writes(tensor, &count) && put(count);
+      if (!add_known(reinterpret_cast<PyObject*>(Py_TYPE(tensor)))) return false;
     }
     const Owned learns(PyObject_GetAttr(tensor, s_requires_grad));
     if (learns.get() == nullptr) return false;
@@ -351,12 +378,11 @@ class Signature {
   PyTypeObject* tensor_type_;
   PyTypeObject* parameter_type_;
   PyObject* seen_;
+  bool has_writes_;
   std::string bytes_;
 };
 
-}  // namespace
-
-PyObject* signature(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+PyObject* signature_of(PyObject* const* arguments, Py_ssize_t count, bool has_writes) {
   if (count < 4) {
     PyErr_SetString(PyExc_TypeError, "fa3._native: too few arguments");
     return nullptr;
@@ -365,7 +391,7 @@ PyObject* signature(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   PyObject* const parameter = tensor != nullptr ? PyTuple_GetItem(arguments[1], 1) : nullptr;
   const Py_ssize_t num_captured = parameter != nullptr ? PyTuple_Size(arguments[3]) : -1;
   if (num_captured < 0) return nullptr;
-  Signature made(arguments[0], tensor, parameter, arguments[2]);
+  Signature made(arguments[0], tensor, parameter, arguments[2], has_writes);
   bool ok = true;
   for (Py_ssize_t i = 0; ok && i < num_captured; ++i) {
     ok = made.add(PyTuple_GetItem(arguments[3], i), 0, true);
@@ -373,6 +399,22 @@ PyObject* signature(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   for (Py_ssize_t i = 4; ok && i < count; ++i) ok = made.add(arguments[i]);
   if (ok) return made.bytes();
   return forget_error() ? Py_NewRef(Py_None) : nullptr;
+}
+
+}  // namespace
+
+PyObject* signature(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return signature_of(arguments, count, false);
+}
+
+PyObject* signature_with_writes(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return signature_of(arguments, count, true);
+}
+
+PyObject* version_of(PyObject*, PyObject* tensor) {
+  int64_t count = 0;
+  if (!count_writes(tensor, &count)) return nullptr;
+  return count < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(count);
 }
 
 bool init_signatures() {
@@ -393,6 +435,10 @@ bool init_signatures() {
   s_self = PyUnicode_InternFromString("__self__");
   s_requires_grad = PyUnicode_InternFromString("requires_grad");
   s_is_neg = PyUnicode_InternFromString("is_neg");
+  s_version = PyUnicode_InternFromString("_version");
+  s_is_cpu = PyUnicode_InternFromString("is_cpu");
+  s_storage = PyUnicode_InternFromString("untyped_storage");
+  s_resizable = PyUnicode_InternFromString("resizable");
   const char* const described[] = {"shape", "dtype", "device", "layout"};
   for (int i = 0; i < 4; ++i) s_described[i] = PyUnicode_InternFromString(described[i]);
   return PyErr_Occurred() == nullptr;

@@ -38,6 +38,14 @@ namespace fa3::python {
 // seen: a list, to which captured tensors are appended, or None.
 PyObject* signature(PyObject*, PyObject* const* arguments, Py_ssize_t count);
 
+// signature() for what follows from the elements of captured tensors: has their addresses and
+// version_of(), and not what they are like.
+PyObject* signature_with_writes(PyObject*, PyObject* const* arguments, Py_ssize_t count);
+
+// version_of(tensor) -> how many writes to its elements torch has counted, or None: it does not
+// count them all, for the tensor is one of inference mode, or NumPy has its memory.
+PyObject* version_of(PyObject*, PyObject* tensor);
+
 // Interns the attribute names; false with a Python exception set.
 bool init_signatures();
 

@@ -57,7 +57,7 @@ class Table:
         tensors = []
         for reference, version in entry.sources:
             tensor = reference()
-            if tensor is None or (version is not None and tensor._version != version):
+            if tensor is None or (version is not None and _native.version_of(tensor) != version):
                 return None
             tensors.append(tensor)
         with self.lock:

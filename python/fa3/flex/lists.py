@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from fa3 import masks
+from fa3 import _native, masks
 from fa3.flex import caches
 from fa3.flex.call import NO_LENGTHS
 from fa3.flex.function.graph import BATCH, HEAD, KEY, QUERY, SCORE
@@ -120,9 +120,9 @@ def kept(key, tensors, on_gpu, make):
         return make(), None
     if key is not None and (found := table.find(key)) is not None:
         return found[0], key
-    if key is None or any(tensor.is_inference() for tensor in tensors):  # which count no writes
+    versions = [_native.version_of(tensor) for tensor in tensors]
+    if key is None or None in versions:
         return make(), None
-    versions = [tensor._version for tensor in tensors]
     # What is kept may be saved for a backward pass, whatever mode made it.
     with torch.inference_mode(False), torch.no_grad():
         made = make()

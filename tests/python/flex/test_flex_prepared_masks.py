@@ -5,6 +5,7 @@ booleans, and the lists that are made of them."""
 import itertools
 
 import flex_functions
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -173,6 +174,24 @@ def test_booleans_are_known_by_their_memory():
     uncounted.logical_not_()
     added = torch.zeros(one.shape).masked_fill(~one, -torch.inf)
     torch.testing.assert_close(attend(bias=uncounted), attend(bias=added))
+
+
+def test_what_numpy_may_write_to_is_read_in_each_call():
+    drawn = torch.rand(2, ROWS, ROWS, generator=DRAW) < 0.5
+    seen, owner = drawn[0].clone(), torch.arange(ROWS) // 7
+    of_numpy = torch.from_numpy(np.arange(ROWS) // 7)
+    masks_of = [lambda b, h, i, j, t=t: t[i] == t[j] for t in (owner, of_numpy)]
+
+    def write(tensor, values):
+        return lambda: tensor.numpy().__setitem__(slice(None), values.numpy())
+
+    # Also where the array is made when lists are already kept.
+    changes = write(seen, drawn[1]), write(seen, drawn[0])
+    assert is_seen(lambda: attend(bias=seen), *changes)
+    assert is_seen(lambda: attend(bias=seen[None]), *changes[:1])
+    for tensor, mask in zip((owner, of_numpy), masks_of, strict=True):
+        changes = [write(tensor, torch.arange(ROWS) // length) for length in (5, 3)]
+        assert is_seen(lambda m=mask: flex(mask_mod=m), *changes)
 
 
 def test_booleans_that_are_gone_are_not_others():
