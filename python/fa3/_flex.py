@@ -1,26 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.flex_attention: what it means. What it does is in fa3.flex, imported with the first call."""
 
-import sys
 import warnings
 
 from fa3 import _backends
 from fa3._arrays import in_int32
 from fa3._options import refuse_positions, shows
 from fa3.errors import InvalidArgument
-
-
-def load_flex():
-    """Makes _backends.flex: functions that torch.compile leaves alone, wherever it is there."""
-    made = _backends.flex
-    if made is None or not (made.beside_compiler or "torch._dynamo" not in sys.modules):
-        from fa3.flex import entry
-
-        _backends.flex = entry.functions()
-
-
-# torch.compile cannot trace an import, so it calls this while it traces.
-load_flex._dynamo_marked_constant = True
 
 
 class LooksTurned(UserWarning):
@@ -102,9 +88,10 @@ def flex_attention(
             counts from the end; one out of range is an IndexError on a CPU and clamped on a GPU.
             Scores are float32, float64 for float64. None: the score as it is.
         mask_mod: mask_mod(b, h, q_idx, kv_idx) -> whether the query sees the key. Evaluated once
-            for every pair, for as long as what it captures stays the same: hidden blocks of 128
-            queries and keys are then skipped. Asked for each score instead where sequences have
-            lengths of their own and there is a score_mod, or most are far shorter than the longest.
+            for every pair, until torch or NumPy writes to what it captures (writes through .data or
+            DLPack are not seen): hidden blocks of 128 queries and keys are then skipped. Asked for
+            each score instead where sequences have lengths of their own and there is a score_mod,
+            or most are far shorter than the longest.
         block_mask: a BlockMask of torch.nn.attention.flex_attention, or of fa3.masks. Likewise.
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys around the diagonal; None or -1 is unbounded.
@@ -139,7 +126,7 @@ def flex_attention(
     """
     if others:
         refuse_positions("flex_attention", 3, others)
-    load_flex()
+    _backends.load_flex()
     lengths = _backends.flex.no_lengths
     if not (
         cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None

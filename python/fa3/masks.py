@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa3 import _native
+from fa3 import _backends, _native
 from fa3._arrays import is_torch, library_of, refuse_masked
 from fa3.errors import InvalidArgument
 
@@ -82,16 +82,15 @@ def _made(blocks, bits):
 
 
 def as_block_mask(mask: Any) -> BlockMask:
-    """A BlockMask of what attention(block_mask=) was given: a BlockMask, its pair, or torch's.
-
-    The one function that understands torch's BlockMask. What it makes of one stays with it.
-    """
+    """A BlockMask of what attention(block_mask=) was given: a BlockMask, its pair, or torch's, with
+    which stays what is made of it (flex/torch_mask.py)."""
     if mask is None:
         return BlockMask(None, None)
     if isinstance(mask, tuple) and len(mask) == 2:
         return BlockMask(*mask)
     if all(hasattr(mask, name) for name in ("kv_num_blocks", "kv_indices", "mask_mod")):
-        return kept_of(mask, "_fa3_block_mask", from_torch)
+        _backends.load_flex()
+        return _backends.flex.block_mask_of(mask)
     raise InvalidArgument(
         "block_mask: expected fa3.masks.BlockMask, (blocks, bits) or torch's BlockMask, got "
         f"{type(mask).__name__}; fa3.masks.from_dense makes one of booleans (b, h, sq, sk), which "
@@ -138,19 +137,6 @@ def _longest(x, side, options):
         return options.get(f"max_seqlen_{side}") or None
     table = options.get("page_table") if side == "k" else None
     return x.shape[1] if table is None else x.shape[1] * table.shape[1]
-
-
-def kept_of(mask, name, make):
-    """make(mask), which stays with torch's BlockMask by this name and may be saved for a backward
-    pass later, whatever mode it is first met in."""
-    try:
-        return getattr(mask, name)
-    except AttributeError:
-        torch = sys.modules["torch"]
-        with torch.inference_mode(False), torch.no_grad():
-            made = make(mask)
-        setattr(mask, name, made)
-        return made
 
 
 def from_dense(mask: Any, *, compact: bool = False) -> BlockMask:

@@ -153,12 +153,14 @@ def attention(
             drop what the whole does. Queries count from a multiple of 16, keys from one of 64.
         block_mask: which blocks of 128 queries and 128 keys are seen, and bits for those seen in
             part, besides causal, window and chunks: fa3.masks.BlockMask, which fa3.masks makes of
-            boolean maps, slices, rules and dense masks, or torch's own BlockMask.
+            boolean maps, slices, rules and dense masks, or torch's own BlockMask, which is read
+            again when it, or what its mask_mod captures, has changed.
         generator: torch only: the torch.Generator that gives dropout's seed, on q's device; None is
             the device's own. A call with dropout draws two numbers from it, others none.
         bias: torch only: added to the scores, behind the softcap and before the mask: 16-, 32- or
             64-bit floats that broadcast to (b, hq, sq, sk), differentiable; or booleans, True where
-            a query sees a key, which are a block mask if sequences have one length. b counts
+            a query sees a key, which are a block mask if sequences have one length (kept until
+            torch or NumPy writes to them; writes through .data or DLPack are not seen). b counts
             sequences, packed ones too, whose rows are the first of sq and sk. In a cache sk is all
             keys of an entry, and j counts from the first one behind left_padding. Gradients are
             summed in float32. Not together with sinks, gate, block_mask, chunks, window_shift,

@@ -9,7 +9,8 @@ fa3's has bits instead of a function. Next: lists.py, where engines skip what is
 import torch
 
 from fa3.errors import InvalidArgument
-from fa3.masks import BLOCK, FULL, BlockMask, kept_of
+from fa3.flex.torch_mask import kept_of
+from fa3.masks import BLOCK, FULL, BlockMask
 
 SOME, ALL = 1, 2
 WORD = 32
@@ -97,7 +98,7 @@ def rule_of_bits(blocks, bits):
 
 
 def states_of(block_mask):
-    """(batch, heads, query blocks, key blocks) of 0, SOME or ALL, made once for a BlockMask."""
+    """(batch, heads, query blocks, key blocks) of 0, SOME or ALL, kept with a BlockMask."""
     return kept_of(block_mask, "_fa3_states", new_states)
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from fa3 import _backends
-from fa3._flex import load_flex
 from fa3.errors import Unsupported
 from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Window
 from fa3.hf.attention import attention_forward as with_options
@@ -146,7 +145,7 @@ def attention_forward(
 
 def scored(q, k, v, parts, scaling, dropout):
     """(out, lse)"""
-    load_flex()
+    _backends.load_flex()
     seen = parts.seen
     if isinstance(seen, torch.Tensor):
         seen = _backends.flex.lists_of_booleans(seen, EVERY_KEY, q.shape[1], k.shape[1])

@@ -2,7 +2,6 @@
 """fa3.torch.attention: attention of options by name, with a bias or without."""
 
 from fa3 import _backends, masks
-from fa3._flex import load_flex
 from fa3._options import in_order, lengths_in_int32, refuse_positions, takes_options
 from fa3.errors import Unsupported
 from fa3.masks import refuse_other_extents
@@ -23,7 +22,7 @@ def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options, retu
         q, k, v = to_autocast_type(q, k, v)
     if not LENGTHS.isdisjoint(options):
         options = lengths_in_int32(options)
-    load_flex()
+    _backends.load_flex()
     given = q, k, v, bias, alibi_slopes, out, return_lse, options
     return _backends.flex.attend_with_bias(*given)
 

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 pytest.importorskip("fa3.torch")
 
+from torch.nn.attention.flex_attention import create_block_mask  # noqa: E402
 from torch_tensors import tensors  # noqa: E402
 
 from fa3 import _native  # noqa: E402
@@ -55,11 +56,13 @@ def test_a_program_may_begin_with_a_compiled_call_of_one_tensor():
 
 
 SLOPES = torch.rand(4)
+TORCHS = create_block_mask(lambda b, h, i, j: i >= j, None, None, 9, 9, device="cpu")
 TRANSLATED = {
     "bias": lambda x: fa3.attention(x, x, x, bias=x[0, :, 0, :9], causal=True),
     "alibi_slopes": lambda x: fa3.attention(x, x, x, alibi_slopes=SLOPES),
     "booleans": lambda x: fa3.attention(x, x, x, bias=x[0, :, 0, :9] > 0),
     "flex_attention": lambda x: fa3.flex_attention(x, x, x, score_mod=tilted),
+    "block_mask": lambda x: fa3.attention(x, x, x, block_mask=TORCHS),
 }
 
 
