@@ -84,8 +84,8 @@ __device__ Channels numbers_of(uint2 bytes) {
 template <int kLanes, int kChunks>
 struct RowShape {
   static constexpr int kDim = kLanes * kChunks * kChannels;
-  static constexpr int kAhead = kLanes == 0 ? 4 : kChunks == 2 ? 2 : 1;  // rows of a lane
-  static constexpr int kCtas = kLanes == 8 ? 7 : kChunks == 2 ? 9 : 8;
+  static constexpr int kAhead = kLanes == 0 ? 4 : 1;  // rows of a lane
+  static constexpr int kCtas = kLanes == 8 ? 7 : 8;
 
   static __device__ int block(const Mixing& mixing) {
     return kLanes == 0 ? mixing.block : kDim & -kDim;
