@@ -233,7 +233,7 @@ class KeyGradients {
       typename Tile::Packed ds;
       score_gradient(ds, p, dv, block);
       if (!last) wait_for_queries(cursor_.next());
-      if constexpr (!C.has_long_sums()) Tile::move(ds, ds, params_.zero);
+      Tile::move(ds, ds, params_.zero);
       if (last) {
         last_key_gradient(dk, ds, dv, unseen.last);
         return;
@@ -307,33 +307,19 @@ class KeyGradients {
       Tile::differentiate(p, packed, delta, dropout_);
     }
     at_.ds_pipeline().wait_empty(ds_cursor_);
-    if constexpr (C.has_long_sums()) {
-      hand_over_shared(p);
-    } else {
-      Tile::pack(packed, p);
-      hand_over(packed);
-    }
+    Tile::pack(packed, p);
+    hand_over(packed);
     ptx::wgmma_wait_group<0>();
     if (C.d_o_goes_with_ds() && is_lane_0()) at_.d_o_pipeline().release(stage);
   }
 
-  // dS to warpgroup 0.
+  // dS to warpgroup 0. dK's product moves the cursor on where it finds dS there, too.
   __device__ __forceinline__ void hand_over(const typename Tile::Packed& ds) {
     Tile::store_transposed(at_.ds(ds_cursor_.stage()), warpgroup_ * kRowsPerWarpgroup, ds);
     ptx::fence_proxy_async();
     __syncwarp();
     if (is_lane_0()) ptx::mbarrier_arrive(at_.ds_pipeline().full(ds_cursor_.stage()));
-    ds_cursor_.advance();
-  }
-
-  // The same where dK's product reads it there, too, before the cursor moves.
-  __device__ __forceinline__ void hand_over_shared(const typename Tile::Scores& ds) {
-    typename Tile::Packed packed;
-    Tile::pack(packed, ds);
-    Tile::store_transposed(at_.ds(ds_cursor_.stage()), warpgroup_ * kRowsPerWarpgroup, packed);
-    ptx::fence_proxy_async();
-    __syncwarp();
-    if (is_lane_0()) ptx::mbarrier_arrive(at_.ds_pipeline().full(ds_cursor_.stage()));
+    if constexpr (!C.has_long_sums()) ds_cursor_.advance();
   }
 
   // Whether the queries of the first step, or of the last, see none of these keys, though others
@@ -396,7 +382,7 @@ class KeyGradients {
   __device__ __forceinline__ void issue_scores(typename Tile::Scores& scores, uint32_t stage) {
     uint32_t k =
         tile::k_major_low(at_.in_cta(at_.k(walk_.k_stage())) + first_row_bytes(C.k_tile()));
-    // Else the compiler keeps the descriptors of all steps of the sum, and spills others.
+    // Without that the compiler keeps descriptors of all steps of the sum, and spills registers.
     if constexpr (C.has_long_sums()) k = uniform(k);
     tile::issue_abt<C.element, C.k_tile(), C.q_tile()>(scores, k,
                                                        tile::k_major_low(at_.in_cta(at_.q(stage))));

@@ -49,8 +49,8 @@ __device__ __forceinline__ void store_part(const RowTensor& to, const Tile& tile
   }
 }
 
-// The same of a transposed part, whose rows are columns of dQ: turned by 8 by 8, of which four give
-// each lane 8 consecutive columns of a row.
+// Stores a transposed part, whose rows are columns of dQ: turned by 8 by 8, of which four give each
+// lane 8 consecutive columns of a row.
 template <BackwardConfig C>
 __device__ __forceinline__ void store_transposed_part(const RowTensor& to, const RowTile& tile,
                                                       int part,
