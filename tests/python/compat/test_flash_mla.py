@@ -181,6 +181,31 @@ def test_sparse_prefill(dim):
         torch.testing.assert_close(largest[i].double(), most, **LSE)
 
 
+class Operators(torch.utils._python_dispatch.TorchDispatchMode):
+    """The names of torch's operators that run under it."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.names.append(str(operator))
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("has_out", [False, True])
+def test_results_of_sparse_prefill_are_written_in_place(has_out):
+    q, kv = random(3, 4, 576), random(50, 1, 576, seed=2)
+    indices = torch.arange(30, dtype=torch.int32).view(3, 1, 10)
+    given = torch.empty(3, 4, 512) if has_out else None
+    with Operators() as seen:
+        out, *statistics = flash_mla.flash_mla_sparse_fwd(q, kv, indices, 0.5, out=given)
+    assert all(x.is_contiguous() for x in (out, *statistics))
+    assert given is None or out is given
+    copies = [name for name in seen.names if "clone" in name or "copy" in name]
+    assert copies == [] and any("fa3.mla_forward" in name for name in seen.names)
+
+
 def test_the_first_indices_have_an_lse_of_their_own():
     q, kv = random(3, 4, 576), random(50, 1, 576, seed=2)
     indices = torch.randint(-1, 50, (3, 1, 20), generator=torch.Generator().manual_seed(1)).int()

@@ -205,9 +205,9 @@ TEST_F(Latent, any_order_of_warps_is_right) {
   });
 }
 
-// Tiles of one, two and seven blocks.
+// Tiles of one to seven blocks, two or three a CTA.
 TEST_F(Latent, any_order_of_two_consumers_is_right) {
-  const LatentCase c{.heads = 40, .keys = {30, 400, 100}, .num_splits = 1};
+  const LatentCase c{.heads = 40, .keys = {30, 400, 100, 200, 60, 260, 10}, .num_splits = 1};
   in_orders(kOrdersOfTwo, [&](size_t, const Pace& pace) {
     machine::launch_setting.pace = pace;
     expect_right(c);
