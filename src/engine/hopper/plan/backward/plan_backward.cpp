@@ -224,9 +224,13 @@ bool suits_persistent(const BackwardConfig& c, const DenseCall& call) {
          capped_product(ceil_div(call.keys, c.shape.block_n), call.key_heads) >= kLeastTiles;
 }
 
-// Preprocess of sinks is that of a general kernel, whose query blocks have other rows.
-bool suits_long_sums(const DenseCall& call) {
-  return !call.has_sink;
+// Steps are not split, so most SMs must get a key block, or two where their lengths differ: the row
+// for all calls has key blocks of half the size. Preprocess of sinks is that of a general kernel,
+// whose query blocks have other rows.
+bool suits_long_sums(const BackwardConfig& c, const DenseCall& call) {
+  constexpr int64_t kLeastTiles = 100, kLeastCausalTiles = 264;
+  return !call.has_sink && capped_product(ceil_div(call.keys, c.shape.block_n), call.key_heads) >=
+                               (call.is_causal ? kLeastCausalTiles : kLeastTiles);
 }
 
 }  // namespace
@@ -242,7 +246,7 @@ const BackwardRow* select_backward(const BackwardWants& wants) {
   const auto suits = [&](const BackwardConfig& c) {
     if (!is_for_some_dense_calls(c)) return true;
     if (!wants.dense) return false;
-    if (c.has_long_sums()) return suits_long_sums(*wants.dense);
+    if (c.has_long_sums()) return suits_long_sums(c, *wants.dense);
     return c.persistent() ? suits_persistent(c, *wants.dense) : suits_pairs(c, *wants.dense);
   };
   const auto row = std::ranges::find_if(

@@ -42,19 +42,29 @@ TEST(SelectBackwardKernel, has_pairs_of_128_columns_for_key_blocks_in_even_numbe
   for (const int64_t keys : {1, 128, 257, 384, 1100}) EXPECT_FALSE(takes(128, 128, keys)) << keys;
 }
 
-// Calls with sinks have a preprocess of other blocks.
+// Where most SMs get a key block of 128 keys, or two under a causal mask. Calls with sinks have a
+// preprocess of other blocks.
 TEST(SelectBackwardKernel, has_long_sums_at_192_and_128_columns) {
   const auto takes = [](int64_t d, int64_t dv, const DenseCall& call) {
     return select_backward({.head_dim = d, .head_dim_v = dv, .dense = call})
         ->kernel.has_long_sums();
   };
+  const DenseCall full{.queries = 1000, .keys = 1000, .key_heads = 13},
+      causal{.queries = 1000, .keys = 1000, .key_heads = 33, .is_causal = true};
   for (const int64_t d : {64, 128, 136, 192, 200, 256}) {
-    EXPECT_EQ(takes(d, 128, {}), d == 136 || d == 192) << d;
-    EXPECT_FALSE(takes(d, 136, {})) << d;
+    EXPECT_EQ(takes(d, 128, full), d == 136 || d == 192) << d;
+    EXPECT_FALSE(takes(d, 136, full)) << d;
   }
-  EXPECT_TRUE(takes(192, 64, {.is_causal = true}));
-  EXPECT_TRUE(takes(192, 128, {.deterministic = true}));
-  EXPECT_FALSE(takes(192, 128, {.has_sink = true}));
+  EXPECT_TRUE(takes(192, 64, causal));
+  const auto takes_changed = [&](DenseCall call, const auto& change) {
+    change(call);
+    return takes(192, 128, call);
+  };
+  EXPECT_TRUE(takes_changed(full, [](DenseCall& c) { c.deterministic = true; }));
+  EXPECT_FALSE(takes_changed(full, [](DenseCall& c) { c.has_sink = true; }));
+  EXPECT_FALSE(takes_changed(full, [](DenseCall& c) { c.key_heads = 12; }));
+  EXPECT_FALSE(takes_changed(full, [](DenseCall& c) { c.is_causal = true; }));
+  EXPECT_FALSE(takes_changed(causal, [](DenseCall& c) { c.key_heads = 32; }));
   EXPECT_FALSE(select_backward({.head_dim = 192, .head_dim_v = 128})->kernel.has_long_sums());
 }
 
