@@ -2,9 +2,10 @@
 """Where modules register that are imported with the first call that needs them."""
 
 import sys
+from typing import Any
 
 torch = None  # fa3.torch, once it is imported completely
-flex = None  # what fa3.flex.entry makes of fa3.flex
+flex: Any = None  # what fa3.flex.entry makes of fa3.flex
 attention_fp8 = None  # the function, which imports fa3.torch
 
 
@@ -19,4 +20,4 @@ def load_flex():
 
 
 # torch.compile cannot trace an import, so it calls this while it traces.
-load_flex._dynamo_marked_constant = True
+load_flex._dynamo_marked_constant = True  # type: ignore[attr-defined]
