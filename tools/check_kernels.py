@@ -228,13 +228,12 @@ def backward(
 ) -> Expected:
     """Sites up to 128 columns: S in first block and step, dP and dV in the step, dK also last.
 
-    Beyond, with 128 keys, dK's products find dS in shared memory.
-    With 64, each side has two sites of its tile and two of its sum, in halves at 256. dQ's parts are
-    unrolled where there are two. Softcap of large products has one more exponential wherever there
-    are scores, and with helpers at 128 columns spilled registers.
-    Helpers give up registers too.
-    Of pairs dQ is half of the columns of two products, with a fence each. At 256 columns CTAs are
-    pairs, and the halves of dO have a fence each and a wait where they are summed.
+    Beyond, with 128 keys, dK's products find dS in shared memory. With 64, each side has two sites
+    of its tile and two of its sum, in halves at 256. dQ's parts are unrolled where there are two.
+    Softcap of large products has one more exponential wherever there are scores, and with helpers
+    at 128 columns spilled registers. Helpers give up registers too. Of pairs dQ is half of the
+    columns of two products, with a fence each. At 256 columns CTAs are pairs, and the halves of dO
+    have a fence each and a wait where they are summed.
     """
     slab = 64 if d % 64 == 0 else 32
     ctas = 2 if d == 256 or in_pairs else 1
