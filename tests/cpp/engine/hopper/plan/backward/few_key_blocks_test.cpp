@@ -69,6 +69,12 @@ TEST(FewKeyBlocks, are_split_where_sms_would_idle) {
   EXPECT_EQ(plan.workspace.dkv_accum_bytes, 64 * 128 * 256 * 4);
   few.deterministic = true;
   EXPECT_EQ(plan_launches(pairs_of_128(), few, kSms).step_splits(), 1);
+  // At 192 and 128 columns the kernel for all calls splits, that with steps of 48 queries does not.
+  BackwardKernel long_sums = kernel_for(192, 128);
+  EXPECT_EQ(splits(1, 2048, 2, false, long_sums), 2);
+  const auto has_long_sums = [](const BackwardRow& row) { return row.kernel.has_long_sums(); };
+  long_sums.config = std::ranges::find_if(kRowsForSomeDenseCalls, has_long_sums)->kernel;
+  EXPECT_EQ(splits(1, 2048, 4, false, long_sums), 1);
 }
 
 }  // namespace
