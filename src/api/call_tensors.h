@@ -94,6 +94,8 @@ inline auto tensors_of(const DequantizeParams& p) {
                                     {"y", p.y, kRead},
                                     {"descale", p.descale, kRead},
                                     {"mean", p.mean, kRead},
+                                    {"rotary_cos", p.rotary_cos, kRead},
+                                    {"rotary_sin", p.rotary_sin, kRead},
                                     {"cu_seqlens", p.cu_seqlens, kRead},
                                     {"seqused", p.seqused, kRead}});
 }
