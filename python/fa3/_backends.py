@@ -7,6 +7,7 @@ from typing import Any
 torch = None  # fa3.torch, once it is imported completely
 flex: Any = None  # what fa3.flex.entry makes of fa3.flex
 attention_fp8 = None  # the function, which imports fa3.torch
+fp8_sampler: Any = None  # the function that gives what samples FP8's error, or None
 
 
 def load_flex():

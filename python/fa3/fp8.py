@@ -317,6 +317,9 @@ def sampler():
     return started or sampler_of_environment()
 
 
+_backends.fp8_sampler = sampler
+
+
 def watch(every):
     """Samples every n-th call from now on, for fa3.monitor."""
     global started

@@ -8,23 +8,22 @@ of the host, which belong to no graph.
 
 import torch
 
+from fa3 import _backends
+
 devices: set[torch.device] = set()  # that have samples
 
 
 @torch.compiler.assume_constant_result
 def has_fp8_sampler():
     """For a compiled program what it is when that is compiled."""
-    from fa3.fp8 import sampler
-
-    return sampler() is not None
+    return _backends.fp8_sampler() is not None
 
 
 def see(q, k, v, out, attend):
     """A call of attention_fp8, inside of its operator. attend(): out without quantization."""
-    from fa3.fp8 import sampler
-
-    if sampler() is not None:
-        sampler().see(q, k, v, out, attend)
+    sampler = _backends.fp8_sampler()
+    if sampler is not None:
+        sampler.see(q, k, v, out, attend)
 
 
 def add_sample(sums, error):
