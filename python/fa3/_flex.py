@@ -1,12 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.flex_attention: what it means. What it does is in fa3.flex, imported with the first call."""
 
+import sys
 import warnings
 
 from fa3 import _backends
 from fa3._arrays import in_int32
 from fa3._options import refuse_positions, shows
 from fa3.errors import InvalidArgument
+
+
+def load_flex():
+    """Makes _backends.flex: functions that torch.compile leaves alone, wherever it is there."""
+    made = _backends.flex
+    if made is None or not (made.beside_compiler or "torch._dynamo" not in sys.modules):
+        from fa3.flex import entry
+
+        _backends.flex = entry.functions()
+
+
+# torch.compile cannot trace an import, so it calls this while it traces.
+load_flex._dynamo_marked_constant = True
+_backends.load_flex = load_flex
 
 
 class LooksTurned(UserWarning):
