@@ -13,10 +13,13 @@ from fa3 import _backends
 devices: set[torch.device] = set()  # that have samples
 
 
-@torch.compiler.assume_constant_result
 def has_fp8_sampler():
     """For a compiled program what it is when that is compiled."""
     return _backends.fp8_sampler() is not None
+
+
+# As torch.compiler.assume_constant_result() marks it, which takes seconds to import.
+has_fp8_sampler._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def see(q, k, v, out, attend):
