@@ -212,10 +212,11 @@ TEST(DequantizeTogether, refuses_wrong_calls_by_number_and_changes_nothing) {
   expect(calls, 4, "count:", "got 4");
   expect(nullptr, 1, "params:", "null pointer");
   expect(calls, 3, "params:", "null pointer");
-  const P kept = second.params;
+  const P kept[] = {first.params, second.params};
   const auto expect_of_second = [&](const char* argument, const char* words) {
     expect(calls, 2, argument, words);
-    second.params = kept;
+    first.params = kept[0];
+    second.params = kept[1];
   };
   second.params.y.dtype = FA3_FLOAT16;
   expect_of_second("params[1].y:", "float8_e4m3");
@@ -225,8 +226,8 @@ TEST(DequantizeTogether, refuses_wrong_calls_by_number_and_changes_nothing) {
   expect_of_second("params[1].x:", "do not overlap");
   second.params.x.data = first.params.x.data;
   expect_of_second("x:", "overlaps x");
-  second.params.x.data = first.params.mean.data;
-  expect_of_second("x:", "overlaps");
+  first.params.mean.data = second.params.x.data;
+  expect_of_second("x:", "overlaps mean");
   second.params.x.device_type = second.params.y.device_type = FA3_CUDA;
   second.params.descale.device_type = second.params.mean.device_type = FA3_CUDA;
   expect_of_second("params[1].x:", "device of params[0].x");
