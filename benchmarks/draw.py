@@ -20,6 +20,13 @@ from pieces import Piece, pieces
 DOCS = figures.ROOT / "docs" / "lab"
 
 
+AGE = [
+    "Each section names the commit and the day of its rows. Its numbers are those of that commit's",
+    'kernels. "-dirty" means that the checkout had changes beside the commit.',
+    "[Performance](../performance.md) has the current numbers.",
+]
+
+
 @dataclass(frozen=True)
 class Recorded:
     """Rows that no piece can measure: of rivals built elsewhere, of old kernels."""
@@ -128,7 +135,7 @@ def section(piece: Piece, report: Report) -> list[str]:
 def write_page(report: Report):
     lines = [f"# Measured on {report.machine}", ""]
     lines += ["Written by `make report` from its rows alone. How they were timed:"]
-    lines += ["[harness.py](../../benchmarks/harness.py).", ""]
+    lines += ["[harness.py](../../benchmarks/harness.py).", "", *AGE, ""]
     open_pieces = []
     for piece in pieces(report.device, quick=False):
         if report.rows_of(piece).exists():
