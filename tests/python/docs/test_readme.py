@@ -152,7 +152,12 @@ def test_every_result_is_cited():
 
 
 @pytest.mark.parametrize(
-    "page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/reading-guide.md"]
+    "page",
+    [
+        "CONTRIBUTING.md",
+        *(f"docs/{name}.md" for name in ("add-a-feature", "architecture", "decode-call")),
+        *(f"docs/{name}.md" for name in ("reading-guide", "python-package", "protocol-model")),
+    ],
 )
 def test_every_file_that_a_page_names_exists(page):
     folders = ("benchmarks", "examples", "include", "python", "src", "tests", "tools")
