@@ -37,28 +37,30 @@ PRECISIONS = "fp8", "auto"
 
 
 class Advice(NamedTuple):
-    """What advise() says. Times are seconds on an H200, 0 where they are not known."""
+    """The result of advise(). Times are seconds on an H200; 0 is not known."""
 
     precision: str  # "fp8", or the type of q
-    seconds: float  # expected in q's type
-    seconds_fp8: float  # with quantization
+    seconds: float  # expected time of attention() in q's type
+    seconds_fp8: float  # expected time of attention_fp8(), quantization included
     error: float  # relative error of the output on normal numbers, in q's type
-    error_fp8: float
-    bytes: int  # of q, k, v, the output and the workspace; 0: no engine takes the call
-    bytes_fp8: int
-    reason: str
+    error_fp8: float  # the same in FP8
+    bytes: int  # q, k, v, the output and the workspace; 0: no engine supports the call
+    bytes_fp8: int  # the same in FP8
+    reason: str  # a sentence
 
 
 @takes_options()
 def advise(q, k, v, *, device=None, **options):
-    """Whether attention_fp8() of the same arguments pays, as far as measurements tell.
+    """Predicts whether attention_fp8() is faster than attention() for these arguments.
+
+    The prediction interpolates measurements of one H200 (docs/fp8.md).
 
     Args:
-        q, k, v, device: as those of plan(): tensors of torch's device "meta" will do.
+        q, k, v, device: as those of plan(); tensors of torch's device "meta" are enough.
         options: those of attention().
 
     Returns:
-        An Advice. On a CPU FP8 never pays.
+        An Advice. On a CPU its precision is always q's type.
 
     Raises what plan() raises.
     """
@@ -83,7 +85,7 @@ def attention_fp8(
     out=None,
     **options,
 ):
-    """Attention of q, k, v (float32, float16, bfloat16), quantized to float8_e4m3fn on the way.
+    """Attention in float8_e4m3fn: quantizes q, k and v (float32, float16, bfloat16) itself.
 
     Source: FlashAttention-3 (arXiv 2407.08608), section 3.3: block quantization and incoherent
     processing. For quantized tensors that are kept, such as a cache, call fa3.quantize and
@@ -91,21 +93,21 @@ def attention_fp8(
 
     Args:
         q, k, v, out: as those of attention(); a new out has q's dtype.
-        precision: "fp8", or "auto": attention() in q's type where advise() does not expect FP8 to
-            pay. Not in compiled programs, and not under torch.func.
+        precision: "fp8", or "auto": attention() in q's type if advise() does not expect FP8 to be
+            faster. Not in compiled programs, and not under torch.func.
         scaling: what shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
             the whole "tensor".
         hadamard: spread outliers of q and k over their channels, by random signs of `seed`.
         center: quantize k and v without the means of their channels, which attention adds back.
-        saved: torch only: what the backward reads: "quantized", what the forward read, in half the
-            memory; or "inputs", q, k and v as given, whose weights are not the forward's: so a
-            GPT-2 stopped learning once its attention was sharp (docs/lab/fp8-training.md).
+        saved: torch only: what the backward reads. "quantized": the forward's FP8 tensors, half the
+            memory. "inputs": q, k and v as given; its softmax weights differ from the forward's,
+            and a GPT-2 stopped learning once its attention was sharp (docs/lab/fp8-training.md).
         options: as those of attention(), except scales, means and caches.
 
     Returns:
         As attention(). Torch tensors: differentiable in q, k, v, sink and gate, by the backward of
-        attention(); max_logit only without gradients. Under autocast, q, k and v become the
-        autocast type.
+        attention(); max_logit only without gradients. Under autocast, q, k and v are converted to
+        the autocast type.
 
     Raises what attention() raises.
     """

@@ -42,12 +42,13 @@ PAIRS_AT_ONCE = 1 << 26  # of queries and keys that are evaluated together
 
 
 class BlockMask(NamedTuple):
-    """What attention(block_mask=) takes.
+    """A mask for attention(block_mask=).
 
     blocks: int32 (b | 1, hq | 1, nq, nk), one entry for each block of 128 queries and 128 keys: 0
-        is hidden, -1 full, n > 0 says that bits[n - 1] has its pairs. An extent of 1 is for all.
-    bits: int32 (n, 128, 4), or None without such blocks. Query i of a block sees its key j if bit
-        j % 32 of word j // 32 of row i is set.
+        hides the block, -1 shows it whole, n > 0 shows the pairs in bits[n - 1]. An extent of 1
+        serves all sequences or all heads.
+    bits: int32 (n, 128, 4), or None if no block is visible in part. Query i of a block sees its key
+        j if bit j % 32 of word j // 32 of row i is set.
     """
 
     blocks: Any
@@ -55,12 +56,21 @@ class BlockMask(NamedTuple):
 
 
 def keep_lists(mask: BlockMask, keep: bool = True) -> BlockMask:
-    """Whether calls on a GPU keep the lists that the library makes of a BlockMask, beside its torch
-    tensors, until these are written to or gone (docs/masks.md). Those of masks that functions of
-    this module have made are kept, unless told otherwise, those of others are not.
+    """Sets whether calls on a GPU keep the lists that the library makes of a mask.
 
-    mask: a BlockMask of torch tensors. Returns it.
-    keep: False lets go of those that are kept, and makes lists in each call.
+    Kept lists are dropped when the mask's tensors are written to or freed (docs/block-masks.md).
+    Default: masks made by functions of this module keep their lists, other masks do not.
+
+    Args:
+        mask: a BlockMask of torch tensors.
+        keep: True promises that torch counts every write to the tensors. False drops the kept lists
+            and makes lists in each call.
+
+    Returns:
+        mask.
+
+    Raises:
+        fa3.InvalidArgument: mask is no BlockMask of torch tensors, or keep is no bool.
     """
     if not isinstance(mask, tuple) or len(mask) != 2:
         raise InvalidArgument(
@@ -140,11 +150,19 @@ def _longest(x, side, options):
 
 
 def from_dense(mask: Any, *, compact: bool = False) -> BlockMask:
-    """From a boolean (b | 1, hq | 1, sq, sk) array: True where a query sees a key.
+    """A BlockMask of a dense boolean mask.
 
-    compact: without bits of blocks that need none, which takes a synchronisation on a GPU. Else
-    there are bits for every block, a bit for each pair. A mask that is expanded along sq, so that
-    all queries see the same keys, has bits of one row of blocks.
+    Args:
+        mask: boolean (b | 1, hq | 1, sq, sk), NumPy or torch: True where a query sees a key.
+        compact: keep bits only for blocks that are visible in part. This waits for the GPU. False:
+            a bit for each pair; a mask that is expanded along sq, so that all queries see the same
+            keys, has the bits of one row of blocks.
+
+    Returns:
+        A BlockMask of arrays of the same kind, on the mask's device.
+
+    Raises:
+        fa3.InvalidArgument: another type or number of dimensions.
     """
     refuse_masked(mask, "mask")
     if mask.ndim != 4 or "bool" not in str(mask.dtype):
@@ -169,13 +187,17 @@ def from_rule(
     device: Any = None,
     compact: bool = False,
 ) -> BlockMask:
-    """From a rule(b, h, q, k) that is True where query q of head h of sequence b sees key k.
+    """A BlockMask of a rule(b, h, q, k), True where query q of head h of sequence b sees key k.
 
-    The rule is given int64 arrays that broadcast against each other, and is evaluated for every
-    pair once. batch or heads of 1: the mask is the same for all.
+    The rule gets int64 arrays that broadcast against each other, and is evaluated once for every
+    pair.
 
-    device: of torch tensors that the rule is given; None: NumPy arrays.
-    compact: as for from_dense.
+    Args:
+        rule: a function of four arrays that returns booleans.
+        batch, heads: sequences and query heads; 1: all share the mask.
+        seqlen_q, seqlen_k: queries and keys of the call.
+        device: device of the torch tensors that the rule gets; None gives it NumPy arrays.
+        compact: as from_dense's.
     """
     xp = np if device is None else sys.modules["torch"]
     on = {} if device is None else {"device": device}
@@ -195,9 +217,14 @@ def from_rule(
 
 
 def from_block_map(blocks: Any, *, block: int = BLOCK) -> BlockMask:
-    """From a boolean (b | 1, hq | 1, nq, nk) array: True where all of a block is seen.
+    """A BlockMask of a boolean map of blocks.
 
-    block: 128, or 64 queries and keys of an entry.
+    Args:
+        blocks: boolean (b | 1, hq | 1, nq, nk), NumPy or torch: True shows the whole block.
+        block: queries and keys of an entry, 128 or 64.
+
+    Raises:
+        fa3.InvalidArgument: another block.
     """
     refuse_masked(blocks, "blocks")
     if block == BLOCK:
@@ -227,14 +254,20 @@ def from_slices(
     *,
     compact: bool = False,
 ) -> BlockMask:
-    """From slices: query q sees key k if some slice has both in its ranges, and its type allows it.
+    """A BlockMask of ranges: query q sees key k if a slice holds both and its type allows it.
 
     Args:
-        q_ranges, k_ranges: integer (n, 2), begin and end of the rows of each slice.
-        types: for each slice, or for all: "full"; "causal", whose last query is level with its last
-            key and sees no later one than that at its place; "inverse", whose first query is level
-            with its first key and sees no earlier one; "band", which is both. As numbers: 0, 1, 2,
-            3.
+        q_ranges, k_ranges: integer (n, 2): begin and end (exclusive) of each slice's queries and
+            keys.
+        types: one for each slice, or one for all: "full" (or 0): every key of the slice; "causal"
+            (1): as causal=True within the slice, its last query is level with its last key;
+            "inverse" (2): its first query is level with its first key, and a query sees no key
+            before its own place; "band" (3): both.
+        seqlen_q, seqlen_k: queries and keys of the call.
+        compact: as from_dense's.
+
+    Returns:
+        A BlockMask with extents of 1 for sequences and heads.
     """
     for name, array in (("q_ranges", q_ranges), ("k_ranges", k_ranges), ("types", types)):
         refuse_masked(array, name)
@@ -272,15 +305,22 @@ def from_slices(
 
 
 def from_tree(tree: Any, seqused_k: Any, longest: int) -> BlockMask:
-    """From a tree of drafted tokens (speculative decoding), the last keys of each sequence.
+    """A BlockMask of a tree of drafted tokens (speculative decoding).
+
+    The last t keys of each sequence are its drafted tokens. Every drafted token sees the keys
+    before them.
 
     Args:
-        tree: boolean (b | 1, t, t): whether drafted token i sees drafted token j; a token sees
-            itself and the drafts before it on its branch. All see the keys of the cache.
-        seqused_k: integer (b,), as attention(seqused_k=): keys of each sequence, the t drafted ones
-            among them.
-        longest: keys that blocks are made for: page table columns times the page size, or the
-            cache's rows.
+        tree: boolean (b | 1, t, t): True if drafted token i sees drafted token j. A token sees
+            itself and the drafted tokens before it on its branch.
+        seqused_k: integer (b,), as attention(seqused_k=): keys of each sequence, drafted ones
+            included.
+        longest: number of keys that the mask has blocks for: page table columns times the page
+            size, or the rows of an entry of the cache.
+
+    Returns:
+        A BlockMask (b, 1, blocks of t queries, blocks of `longest` keys) of arrays like tree. Waits
+        for no GPU.
     """
     for name, array in (("tree", tree), ("seqused_k", seqused_k)):
         refuse_masked(array, name)
@@ -304,12 +344,12 @@ def from_tree(tree: Any, seqused_k: Any, longest: int) -> BlockMask:
 
 
 def from_torch(mask: Any, *, compact: bool = True) -> BlockMask:
-    """From a torch.nn.attention.flex_attention.BlockMask of any block size.
+    """A BlockMask of a torch.nn.attention.flex_attention.BlockMask of any block size.
 
-    Its mask_mod is evaluated once, for the pairs of its partial blocks.
-
-    compact: bits for its partial blocks alone, which takes a synchronisation on a GPU. Else
-    mask_mod is evaluated for every pair, and there are bits for every block.
+    Args:
+        mask: torch's BlockMask. Its mask_mod is evaluated once.
+        compact: evaluate mask_mod only for partial blocks, and keep bits only for those. This waits
+            for the GPU. False: evaluate it for every pair, with bits for every block.
     """
     torch = sys.modules["torch"]
     block_q, block_k = mask.BLOCK_SIZE

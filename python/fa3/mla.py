@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-head latent attention (MLA) over latent caches: FP8 rows, top-k, two caches (docs/mla.md).
 
-A row of a latent cache serves all query heads. K is its latent channels and behind them its rope
-channels, 576 or 512 in all; V is the first 512 of K. Queries are absorbed: (..., h, 576), or 512. A
-16-bit cache also goes to fa3.attention(q, k, k[..., :512]), k = cache[:, :, None].
+A row of a latent cache serves all query heads. K is the row: its latent channels, then its rope
+channels, 576 or 512 in all; V is the first 512 of K. Queries are absorbed: (..., h, 576), or 512.
+fa3.attention(q, k, k[..., :512]) takes a 16-bit cache too, with k = cache[:, :, None].
 
-docs/mla.md says which calls run on a GPU; others raise fa3.Unsupported there. sparse_attention()
-alone has gradients.
+docs/mla.md says which calls run on a GPU; others raise fa3.Unsupported there. Only
+sparse_attention() has gradients.
 """
 
 import numpy as np
@@ -75,34 +75,36 @@ def attention(
         cache: (pages, page_size, row) or (pages, page_size, 1, row): rows of 576 or 512 channels in
             16 or 32 bits or float8_e4m3fn, or of bytes (uint8, int8, float8_e4m3fn).
         rope: (pages, page_size, 64), the rope channels of a cache whose rows have 512 channels.
-        rows: what rows are made of: "latent", "group128", "v4", "tensor", "token", or "auto": by
-            their type and size (docs/mla.md has the bytes).
+        rows: the layout of rows: "latent", "group128", "v4", "tensor", "token", or "auto", which
+            follows from their type and size (docs/mla.md has the bytes).
         descale: float32 (1,), or (2,) for latent and rope channels: the scale of "tensor" rows.
         page_table: int32 (b, max_pages); row j of sequence n is row j % page_size of page
             page_table[n, j // page_size].
-        seqused_k: int32 (b,): rows of each sequence.
-        causal: bottom right; dense calls alone.
+        seqused_k: int32 (b,): rows of each sequence that are in use.
+        causal: the last query sees the last row; only in dense calls.
         indices: int32 (b, sq, k) or (total_q, k): rows of each query, page * page_size + row. A
-            number that names no row, such as -1, is skipped; one that stands twice counts twice.
+            number that names no row, such as -1, is skipped; a row that is named twice counts
+            twice.
         index_count: int32 (b,), (b, sq) or (total_q,): how many indices, from the left, count.
-        extra_cache, extra_rope, extra_rows, extra_descale, extra_indices, extra_index_count: more
-            keys of the same softmax, in a cache of its own with any format.
+        extra_cache, extra_rope, extra_rows, extra_descale, extra_indices, extra_index_count: a
+            second cache, in any layout, whose chosen rows join the same softmax. CPU only.
         sink: float32 (h,): one more logit of each head, which has no value.
         scale: of the scores; None is d**-0.5. DeepSeek's models were trained with the scale of the
             head dim before absorption, 192**-0.5, times a factor of their own: pass it.
         cu_seqlens_q, max_seqlen_q: packed queries of a dense call, as fa3.attention's.
-        out: written instead of a new array.
+        out: written instead of a new array: q's shape with 512 channels, q's dtype.
         return_lse, return_max: also return the natural log-sum-exp, float32 (b, h, sq) or (h,
-            total_q), and the largest scaled score in its shape.
+            total_q), and the largest scaled score, of the same type and shape.
         lse_with_sink: False leaves the sink out of the LSE, as FlashMLA does.
         empty_lse: -inf or inf: the LSE of a query that sees no key and has no sink. Its out is 0.
-        num_splits, batch_invariant: as fa3.attention's; CPU engines have one way for both.
+        num_splits, batch_invariant: as fa3.attention's. CPU engines ignore both: their results
+            never depend on other sequences.
         engine: "auto", "cpu", "reference" or "hopper".
 
     Returns:
         out (q's shape, 512) in q's dtype, or a tuple (out, lse), (out, max), (out, lse, max).
 
-    Raises what fa3.attention() raises. Rows behind lengths and counts, and rows that no valid entry
+    Raises what fa3.attention() raises. Rows beyond lengths and counts, and rows that no valid entry
     names, are never read: they may hold NaN.
     """
     call = forward_call(
@@ -144,7 +146,10 @@ def attention(
 
 
 def plan(q, cache, **options):
-    """The plan for `attention(q, cache, **options)` in words: engine, workspace and why."""
+    """The plan for `attention(q, cache, **options)` as text: engine, workspace and why.
+
+    Raises what attention() raises. Computes nothing.
+    """
     if unknown := options.keys() - DEFAULTS.keys():
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
     return _mla_calls.plan(forward_call(q, cache=cache, **{**DEFAULTS, **options}))
@@ -175,19 +180,21 @@ def append(
         c_kv: (n, 512), of "v4" rows (n, 448); float16, bfloat16 or float32.
         k_pe: (n, 64); None writes zeros where rows have rope channels.
         slots: int32 or int64 (n,): page * page_size + row; a slot outside of the cache, such as -1,
-            is not written. Of rows with one slot, one or parts of several stay.
-        scaling: the scales of rows that hold their own: "pow2", powers of two, as FlashMLA writes
-            them, or "exact", amax / 448, as vLLM's concat_and_cache_mla does.
+            is not written. If several rows have the same slot, it may end with parts of each.
+        scaling: how rows that contain their scales compute them: "pow2", powers of two, as FlashMLA
+            writes them, or "exact", amax / 448, as vLLM's concat_and_cache_mla does.
         smallest: the smallest power of two of "v4" rows: "flash_mla" (2**-13), or "vllm" (from
             amax = 1e-4).
         rotary_cos, rotary_sin: (positions, pairs), float32 or k_pe's dtype.
         rotary_interleaved: pairs are channels 2 i and 2 i + 1, as DeepSeek has them, instead of i
             and i + pairs.
-        positions: int32 or int64 (n,): the row of the tables that each token takes.
-        q_pe: (n, h, 64): turned likewise.
+        positions: int32 or int64 (n,): each token's row of rotary_cos and rotary_sin.
+        q_pe: (n, h, 64): rotated with the same tables and positions.
 
     Returns:
-        The turned q_pe; None without q_pe.
+        The rotated q_pe; None without q_pe.
+
+    Raises what fa3.attention() raises.
     """
     if scaling not in ("pow2", "exact"):
         raise InvalidArgument(f"scaling: expected pow2 or exact, got {scaling!r}")
@@ -203,13 +210,15 @@ def append(
 
 
 def gather(cache, slots, *, rope=None, rows="auto", descale=None, dtype="bfloat16", dim=None):
-    """Rows of a latent cache as the numbers that they stand for: (n, 576), or 512.
+    """Reads rows of a latent cache, dequantized: (n, 576) or (n, 512).
 
     Args:
         cache, rope, rows, descale: as attention's.
-        slots: int32 or int64 (n,); a slot outside of the cache gives zeros.
+        slots: int32 or int64 (n,): page * page_size + row; a slot outside of the cache gives zeros.
         dtype: of the result: "bfloat16", "float16" or "float32".
         dim: 512 leaves rope channels out; None is all channels of the rows.
+
+    Raises what fa3.attention() raises.
     """
     if dim is None:
         wide = rope is not None or shape_of(cache, "cache")[-1] not in (VALUE_DIM, 584)
@@ -236,19 +245,19 @@ def sparse_attention(
 ):
     """Attention of each query to the rows of kv that its indices name, with gradients.
 
-    Of torch tensors. The indices, as an indexer chooses them, have no gradient.
+    Takes torch tensors only. The indices have no gradient: an indexer needs a loss of its own.
 
     Args:
         q: (sq, h, d), or (b, sq, h, d): absorbed queries, d of 576 or 512.
         kv: (s_kv, d), or (b, s_kv, d), also with a head dimension of 1 before d: K; V is its first
             512 channels. float32, float16 or bfloat16.
         indices: int32 or int64 (sq, k), or (b, sq, k), also with a head dimension of 1 before k:
-            rows of the sequence's kv. A number that names no row, such as -1, is skipped; one that
-            stands twice counts twice, in gradients too.
+            rows of the sequence's kv. A number that names no row, such as -1, is skipped; a row
+            that is named twice counts twice, in gradients too.
         index_count: int32 (sq,), or (b, sq): how many indices, from the left, count.
         sink: float32 (h,): one more logit of each head, which has no value.
         scale: of the scores; None is d**-0.5.
-        causal: also skips indices of rows behind i + s_kv - sq, for query i.
+        causal: also skips indices of rows later than i + s_kv - sq, for query i.
         return_lse, return_max: as attention()'s: (h, sq), or (b, h, sq). The LSE has a gradient.
         lse_with_sink: False leaves the sink out of the LSE.
         deterministic: bitwise repeatable gradients, which engine cpu always has and hopper never.
@@ -256,6 +265,8 @@ def sparse_attention(
 
     Returns:
         out (q's shape, 512) in q's dtype, or a tuple (out, lse), (out, max), (out, lse, max).
+
+    Raises what fa3.attention() raises.
     """
     if not is_torch(q):
         raise TypeError(f"q: expected a torch tensor, got {type(q).__name__}; arrays: attention()")
@@ -267,14 +278,17 @@ def sparse_attention(
 
 
 def row_bytes(rows):
-    """Bytes of a token in a cache of these rows, but for what pages are rounded up by."""
+    """Bytes of one token in a cache of these rows, without the padding of pages.
+
+    rows: "group128", "v4", "tensor" or "token"; others raise fa3.InvalidArgument.
+    """
     if rows not in ROW_BYTES:
         raise InvalidArgument(f"rows: expected one of {', '.join(ROW_BYTES)}, got {rows!r}")
     return ROW_BYTES[rows]
 
 
 def page_bytes(rows, page_size):
-    """Bytes from one page to the next in empty_cache()."""
+    """Bytes from one page to the next in empty_cache(), padding included."""
     row, unit = row_bytes(rows), ALIGNMENT[rows]
     return -(-row * page_size // unit) * unit
 

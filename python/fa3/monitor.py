@@ -28,14 +28,19 @@ LARGEST = "workspace", "memory"
 
 
 class Calls(NamedTuple):
-    """Calls of one kind on one engine, or with `by_shape` those alike.
+    """Sums over the calls of one kind on one engine, or with `by_shape` of one shape.
 
-    kind is forward, decode (at most 16 queries a sequence, and more keys), fp8, backward, mla,
-    mla_backward, quantize, merge, append, mla_append or mla_gather. timed are those whose time is
-    known: not calls that a GPU has not finished, nor calls inside a CUDA graph. seconds is the time
-    of these; flops, bytes and least_seconds are of those among them whose lengths are known, which
-    took known_seconds. workspace and memory (operands and workspace) are the largest call's, in
-    bytes. fp8_error is (mean, largest, samples) of attention_fp8 against attention, where watched.
+    kind: forward, decode (at most 16 queries a sequence, and more keys), fp8, backward, mla,
+        mla_backward, quantize, dequantize, merge, append, mla_append or mla_gather.
+    call: the call in words, with by_shape; else "".
+    calls, timed: the number of calls, and of those whose time is known: not of calls that a GPU
+        has not finished, nor of calls inside a CUDA graph.
+    seconds: the time of the timed calls.
+    flops, bytes, least_seconds: of the timed calls whose lengths are known; these took
+        known_seconds. least_seconds is the shortest time that the device's limits allow.
+    workspace, memory: bytes of the largest call: its workspace; its operands and workspace.
+    fp8_error: (mean, largest, samples) of the relative difference of attention_fp8 from attention,
+        if FP8 calls are sampled.
     """
 
     kind: str
@@ -82,17 +87,19 @@ def start(*, fp8_every: int = 0) -> None:
 
 
 def stop() -> None:
-    """Counts no longer. The sums stay."""
+    """Ends counting. The sums stay."""
     _native.monitor(False)
 
 
 def snapshot(*, by_shape: bool = False) -> list[Calls]:
-    """The sums since the program began, those that took longest first. Waits for no GPU, but for
-    the samples of fp8_error.
+    """The sums since the program began. Does not wait for a GPU, except for FP8 samples.
 
     Args:
         by_shape: a row for each shape, with the call in words, instead of one for each kind and
-            engine. Past 1000 shapes calls of a kind share a row.
+            engine. Beyond 1000 shapes calls of a kind share a row.
+
+    Returns:
+        A list of Calls; the kind that took most time is first.
     """
     rows: dict[tuple[str, str, str], Calls] = {}
     for found in json.loads(_native.monitor_text()):
@@ -145,7 +152,7 @@ METRICS: tuple[tuple[str, str, str, Callable[[Calls], float | None]], ...] = (
 
 
 def prometheus() -> str:
-    """The snapshot in Prometheus's text format, with the labels kind and engine."""
+    """snapshot() in Prometheus's text format, with the labels kind and engine."""
     rows, lines = snapshot(), []
     for name, metric, about, number in METRICS:
         name += "_total" if metric == "counter" else ""
@@ -157,10 +164,13 @@ def prometheus() -> str:
 
 
 def register(registry: Any = None) -> None:
-    """Makes the snapshot a part of what prometheus_client serves.
+    """Adds snapshot() to the metrics that prometheus_client exports.
 
     Args:
-        registry: a prometheus_client.CollectorRegistry; None is the package's own.
+        registry: a prometheus_client.CollectorRegistry; None is the package's default one.
+
+    Raises:
+        ImportError: prometheus_client is not installed.
     """
     core = importlib.import_module("prometheus_client.core")
 
@@ -225,14 +235,19 @@ class Interval:
 
 
 def log_every(seconds: float, write: Callable[[str], object] = print_line) -> Callable[[], None]:
-    """Counts calls, and writes a line for each kind every `seconds`, of calls since the last one.
+    """Starts counting, and writes a line for each kind of call every `seconds`.
+
+    A line has the calls since the line before.
 
     Args:
         seconds: > 0.
         write: gets each line, such as logging.getLogger("fa3").info; stderr by default.
 
     Returns:
-        A function that ends it.
+        A function that ends the lines.
+
+    Raises:
+        fa3.InvalidArgument: seconds is no number > 0, or write cannot be called.
     """
     if not isinstance(seconds, (int, float)) or not 0 < seconds <= threading.TIMEOUT_MAX:
         raise InvalidArgument(

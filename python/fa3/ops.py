@@ -93,24 +93,23 @@ def attention(
             rows of the sequence that are in use (cu_seqlens_*, seqused_*).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
             included; a side of None or -1 is unbounded. With causal, both hold.
-        window_shift: moves the window by this number of keys, to later ones if > 0: it may lie
-            beside the diagonal. window=(None, 0), window_shift=-1 is every earlier key.
+        window_shift: moves the window by this number of keys, to later keys if > 0.
+            window=(None, 0), window_shift=-1 is every earlier key without the query's own.
         attention_chunk: keys per chunk, counted from key 0; 0 is off. Query i sees only the chunk
             that holds key i + sk - sq (Llama 4).
         softcap: scores become softcap * tanh(scale * q.k / softcap); 0 is off.
         scale: factor of q.k, finite and > 0; None is d ** -0.5.
         sink: (hq,) float32: one more logit per query head. It joins the denominator and the LSE
             but has no value.
-        gate: (b, sq, hq, dv), or (b, sq, hq) for one number a row; packed likewise; float32,
-            float16 or bfloat16: out is multiplied by sigmoid(gate), in float32, rounded once. The
-            LSE is as without.
-        q_descale, k_descale, v_descale: float32, for float8 only: factors of its numbers.
-            (1,), (b, h), or (b, h, n) with one for every 64 rows; q_descale may have hk heads. None
-            is 1. fa3.quantize makes them.
-        k_mean, v_mean: (b, hk, d | dv) float32, for float8 only: added after the factors.
-        v_transposed: v lies as fa3.quantize(transposed=True) writes it, keys side by side, and is
-            read as it is; for a q, k and v of float8_e4m3fn on an H100 or H200, without lengths of
-            keys and without caches.
+        gate: (b, sq, hq, dv), or (b, sq, hq) for one number a row; packed (total_q, hq, dv) or
+            (total_q, hq); float32, float16 or bfloat16: out is multiplied by sigmoid(gate), in
+            float32, rounded once. The LSE is that without a gate.
+        q_descale, k_descale, v_descale: float32, for float8 tensors only: the factor that turns
+            their numbers into values. (1,), (b, h), or (b, h, n) with one for every 64 rows;
+            q_descale may have hk heads. None is 1. fa3.quantize makes them.
+        k_mean, v_mean: (b, hk, d | dv) float32, for float8 tensors only: added after the factors.
+        v_transposed: v was written by fa3.quantize(transposed=True). For a q, k and v of
+            float8_e4m3fn on an H100 or H200, without lengths of keys and without caches.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: the tensor is packed, (total, heads, dim),
             and sequence n owns rows cu[n] .. cu[n + 1] - 1. Lengths and tables may be int64, too:
             they are converted on their device.
@@ -123,38 +122,40 @@ def attention(
         batch_index: (batch,) int32: sequence n reads entry batch_index[n] of the page table, or of
             k and v.
         left_padding: (batch,) int32: the first left_padding[n] keys do not count.
-        num_splits: split-KV: at most this number of parts of a sequence's keys are computed apart
-            and combined. 0 chooses the fastest, or 1 if batch_invariant.
+        num_splits: split-KV: the keys of a sequence are split into at most this number of parts,
+            whose results are combined. 0 chooses the fastest, or 1 if batch_invariant.
         out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32. For a q of
             float8_e4m3fn: bfloat16 (the dtype of a new array), float16 or float32. Not for torch
             tensors that need a gradient.
         return_lse: also return the LSE.
         return_max_logit: also return the largest scale * q.k of each sequence and query head, over
-            the pairs that are seen: before softcap, bias and dropout, without the sink. No
-            gradient. Not with bias.
+            visible pairs: before softcap and dropout, without the sink. It has no gradient. Not
+            with bias.
         deterministic: torch only: gradients are bitwise repeatable. The forward pass always is.
-        batch_invariant: the bits of a sequence's results depend neither on the number nor on the
-            lengths of the sequences beside it. Gradients need deterministic, too. Costs speed on a
-            GPU: without num_splits one SM reads all keys of a query tile.
-        engine: "auto", or one of fa3.engines(); asks for that engine or an error. "auto" is the
-            engine in the environment's FA3_ENGINE where that takes such tensors.
+        batch_invariant: the bits of a sequence's results do not depend on the other sequences of
+            the batch. Gradients need deterministic, too. Costs speed on a GPU: without num_splits
+            one SM reads all keys of a query tile.
+        engine: "auto", or one of fa3.engines(): that engine, or an error. "auto" is the
+            engine that the environment variable FA3_ENGINE names, if it takes tensors of this
+            device.
         num_threads: threads of the CPU engines; 0 is one per core, but no more than
             OMP_NUM_THREADS, the CPU quota of the process's cgroups and, for torch tensors,
             torch.get_num_threads(). Never changes the result.
         dropout_p: the probability, 0 to 1, with which a weight counts as 0 after the softmax
-            (Srivastava et al., 2014); the others are divided by 1 - dropout_p. The LSE is as
-            without. Rounded to a multiple of 2^-16. Which weights they are is a function of the
-            seed and of the sequence, query head, query and key alone (fa3.dropout_mask), drawn with
-            Philox-4x32-7 (Salmon et al., SC'11). Not with FP8, page_table or batch_index.
+            (Srivastava et al., 2014); the others are divided by 1 - dropout_p. The LSE is that
+            without dropout. Rounded to a multiple of 2^-16. Which weights are dropped depends only
+            on the seed, sequence, query head, query and key (fa3.dropout_mask); Philox-4x32-7
+            (Salmon et al., SC'11) draws them. Not with FP8, page_table or batch_index.
         dropout_seed: (seed, offset), two integers, or an int64 tensor of them on q's device. None:
             drawn from the generator, of torch tensors only.
-        dropout_origin: (sequence, query head, query, key), where the call's first ones lie in what
-            one mask is drawn for: parts of a batch, such as the ranks' of a context-parallel group,
-            drop what the whole does. Queries count from a multiple of 16, keys from one of 64.
-        block_mask: which blocks of 128 queries and 128 keys are seen, and bits for those seen in
-            part, besides causal, window and chunks: fa3.masks.BlockMask, which fa3.masks makes of
-            boolean maps, slices, rules and dense masks, or torch's own BlockMask, which is read
-            again when it, or what its mask_mod captures, has changed.
+        dropout_origin: (sequence, query head, query, key): the position of this call's first
+            element in a larger batch. Parts of a batch, such as the ranks of a context-parallel
+            group, then drop the weights that one call over the whole drops. The query is a multiple
+            of 16, the key one of 64.
+        block_mask: which blocks of 128 queries and 128 keys are visible, with a bit for each pair
+            of those visible in part. Causal, window and chunks hold too. A fa3.masks.BlockMask
+            (fa3.masks makes one of a boolean map, ranges, a rule or a dense mask), or torch's
+            BlockMask, which is read again after it, or a tensor of its mask_mod, has changed.
         generator: torch only: the torch.Generator that gives dropout's seed, on q's device; None is
             the device's own. A call with dropout draws two numbers from it, others none.
         bias: torch only: added to the scores, behind the softcap and before the mask: 16-, 32- or
@@ -170,11 +171,11 @@ def attention(
             torch.compile the call is a break of the graph: not with fullgraph=True.
         alibi_slopes: the same, as a formula: (hq,) or (b, hq) floats, differentiable; scores get
             -slope * abs(i + sk - sq - j).
-        sm_margin: SMs of the GPU, >= 0 and fewer than it has, that the forward pass leaves free for
-            work beside it, such as communication: it plans for the others. Kernels with two CTAs on
-            an SM may leave that room in twice as many SMs. Gradients, and the short kernels before
-            and after the main one, have a CTA for each block and take any SM that is free; a green
-            context bounds these too. Changes bits where the number of SMs does. CPUs ignore it.
+        sm_margin: number of SMs, >= 0 and fewer than the GPU has, that the forward pass leaves free
+            for concurrent work, such as communication. Kernels with two CTAs on an SM may instead
+            leave twice as many SMs half free. Gradients, and the short kernels before and after the
+            main one, use any SM that is free; a green context bounds these too. Changes bits where
+            another number of SMs does. CPUs ignore it.
 
     Returns:
         out, or a tuple of it and what else is asked for: out, lse, max_logit. out (b, sq, hq, dv),
@@ -233,8 +234,7 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
     Args:
         do: gradient of out, with its shape and dtype.
         q, k, v, options: exactly those of the forward call, without out, return_lse,
-            return_max_logit, generator, bias, alibi_slopes and caches; with dropout, dropout_seed
-            too.
+            return_max_logit, generator, bias, alibi_slopes and caches. Dropout needs dropout_seed.
         out, lse: what attention(..., return_lse=True) returned.
         dlse: gradient of lse, with its shape, float32; None is zero.
         deterministic: bitwise repeatable gradients.
@@ -336,12 +336,12 @@ def append(
         queries_share_position: all queries of a sequence are at first_position, for attention
             that is neither causal nor windowed.
         k_descale, v_descale: float32 (1,) or (b, hk), for a float8 cache: k and v of 16 or 32
-            bits are divided by them. attention() is given the same. k and v of the cache's own
-            float8 are written unchanged, without scales here. Finite numbers saturate.
+            bits are divided by them; pass the same to attention(). k and v in the cache's own
+            float8 type are written unchanged, and take no scales here. Finite numbers saturate.
 
     Returns:
-        What q becomes; None without q. In torch it has a gradient for q alone. Caches and what is
-        written to them must need no gradient.
+        The rotated q; None without q. In torch it has a gradient, for q only. Caches, k and v must
+        need no gradient.
 
     Raises what attention() raises.
     """
@@ -370,13 +370,13 @@ def append(
 
 @takes_options()
 def plan(q, k, v, *, device=None, **options):
-    """The plan for `attention(q, k, v, **options)` in words: engine, tiles, workspace and why.
+    """The plan for `attention(q, k, v, **options)` as text: engine, tiles, workspace and why.
 
     Args:
-        q, k, v, options: those of the call; or tensors of torch's device "meta", which have a shape
-            and a type alone, for calls that need more memory than there is.
-        device: "cpu" or "cuda", what meta tensors stand for; None is torch's GPU if there is one,
-            else the CPU.
+        q, k, v, options: those of the call. Tensors of torch's device "meta", which have a shape
+            and a type but no memory, plan calls that need more memory than there is.
+        device: "cpu" or "cuda": the device that meta tensors stand for; None is torch's GPU if
+            there is one, else the CPU.
 
     Raises what that call would raise. Computes and allocates nothing.
     """
@@ -388,11 +388,13 @@ def plan(q, k, v, *, device=None, **options):
 
 @takes_options()
 def validate(q, k, v, **options):
-    """Raises if `attention(q, k, v, **options)` would follow a number out of its tensors.
+    """Checks the entries of the lengths and tables of `attention(q, k, v, **options)`.
 
-    Looks at cu_seqlens, seqused, page_table, batch_index and left_padding, and names the entry that
-    is wrong. attention() does so itself where they are in host memory; on a GPU it never waits for
-    them, and this function does.
+    Reads cu_seqlens, seqused, page_table, batch_index and left_padding, and waits for them on a
+    GPU. attention() itself checks them only in host memory, because on a GPU it never waits.
+
+    Raises:
+        fa3.InvalidArgument: an entry is wrong; the message names it. Also what attention() raises.
     """
     _native.forward_validate(*question("validate", q, k, v, options))
 

@@ -39,7 +39,7 @@ def quantize(
     engine="auto",
     num_threads=0,
 ):
-    """x as float8_e4m3fn, with float32 scales, for fa3.attention::
+    """Quantizes x to float8_e4m3fn with float32 scales, for fa3.attention::
 
         q8, k8 = (fa3.quantize(a, hadamard=True) for a in (q, k))
         v8 = fa3.quantize(v, center=True)
@@ -54,19 +54,19 @@ def quantize(
         x: (b, s, h, d), or packed (total, h, d); float32, float16 or bfloat16.
         scaling: what shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
             the whole "tensor".
-        center: subtract the mean of each channel over the sequence's rows. For k and v: attention
-            gets it back as k_mean and v_mean.
+        center: subtract the mean of each channel over the sequence's rows. For k and v; pass the
+            mean to attention as k_mean and v_mean.
         hadamard: incoherent processing: random signs and a Hadamard matrix along d, which spread
             outliers over all channels. For q and k, both with the same seed.
         seed: chooses the signs; an integer of 64 bits.
         rotary: (cos, sin), each (positions >= s, r) float32: rotates the first 2 r channels of row
             i by row i of the tables, before all else.
         interleaved: rotary pairs are channels (2 c, 2 c + 1), else (c, c + r).
-        cu_seqlens, seqused, max_seqlen: as those of attention(). max_seqlen also says for how many
-            blocks there are scales; 0 is the longest sequence, or total where that is on a GPU.
-        transposed: for values: the result's memory holds channels of keys, in the order that FP8
-            tensor cores take, so that attention(v_transposed=True) has nothing to transpose. Its
-            shape stays; not with cu_seqlens and seqused.
+        cu_seqlens, seqused, max_seqlen: as those of attention(). max_seqlen also sets the number of
+            blocks with scales; 0 is the longest sequence, or total if the lengths are on a GPU.
+        transposed: for v: write it transposed in memory, keys side by side, in the order that FP8
+            tensor cores read, for attention(v_transposed=True). The shape stays (b, s, h, d). Not
+            with cu_seqlens and seqused.
         engine, num_threads: as those of attention().
 
     Returns:
