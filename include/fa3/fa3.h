@@ -6,7 +6,7 @@
  *     S = scale * Q K^T,  P = softmax(mask(softcap(S))),  O = P V,  LSE = log(sum(exp(S)))
  *
  * Tiled attention after FlashAttention-3 (arXiv 2407.08608, Algorithm 1) with memory O(N): the
- * score matrix is never stored. C++ callers include `fa3/attention.h`, a thin face over this file.
+ * score matrix is never stored. C++ callers include `fa3/attention.h`, which wraps this file.
  *
  * Rules that hold for every function:
  *
@@ -251,22 +251,22 @@ typedef struct fa3_score_function {
   int32_t gradients_use_score; /**< 1: `gradients` has the argument `score` */
 } fa3_score_function;
 
-/** What an engine makes of a block mask, made once for many calls.
+/** Lists of a block mask's visible blocks, made once for many calls.
  *
- * An engine that walks lists of a mask's blocks makes them in each call, in its workspace.
+ * An engine that visits blocks by lists makes them in each call, in its workspace.
  * fa3_forward_make_block_lists() and fa3_backward_make_block_lists() make those of a call
- * beforehand; calls like it are given them in `block_lists` of fa3_options, and make none. What
- * must be alike: the pass (and whether it is deterministic), the lengths, what block_mask and
- * block_mask_bits describe, addresses and strides included, causal, window and chunk, and the
- * device. Any other call refuses them. Types, head dims, heads of q and k, scale and score function
- * may differ.
+ * beforehand. Later calls get them in `block_lists` of fa3_options, and make none. Equal in all
+ * these calls must be: the pass (and whether it is deterministic), the lengths, block_mask and
+ * block_mask_bits with their addresses and strides, causal, window and chunk, and the device. A
+ * call that differs in one of these refuses the lists. Types, head dims, heads of q and k, scale
+ * and score function may differ.
  *
- * As a pointer is, this is trusted: `data` holds what was written there, the mask's arrays are
- * there and hold what they held, and the stream of a call is behind the one that made the lists.
- * Calls only read them, so that any number of streams may use them at once. */
+ * Not checked: that `data` still holds the lists, that the mask's arrays still hold the mask, and
+ * that the stream of a call runs after the one that made the lists. Calls only read the lists, so
+ * any number of streams may use them at once. */
 typedef struct fa3_block_lists {
-  void* data; /**< the caller's memory, that has them; NULL: there are none, and calls go without */
-  int64_t made_for[23]; /**< the library's: what the call was */
+  void* data;           /**< the caller's memory with the lists; NULL: calls go without lists */
+  int64_t made_for[23]; /**< written and compared by the library: the call they were made for */
 } fa3_block_lists;
 
 /** Attention options that forward and backward share.
@@ -315,15 +315,15 @@ typedef struct fa3_options {
    * may lie beside the diagonal: `window_right = 0, window_shift = -1` is every earlier key.
    * Absolute value below 2^30. */
   int32_t window_shift;
-  /** SMs of the GPU that a call plans without, for work beside it; >= 0 and fewer than the device
-   * has. Kernels whose CTAs stay for several tiles, or split keys, have grids for the other SMs;
-   * where two of their CTAs share an SM, the room of these SMs may be left in twice as many. The
-   * kernels that go before and after, and the backward, have a CTA for each of their blocks, and
-   * take SMs as they fall free: a green context bounds them too. CPU engines ignore it. Where a
-   * GPU's number of SMs decides bits (docs/numerics.md), so does this one. */
+  /** Number of SMs that the call leaves to concurrent work; >= 0 and fewer than the device has.
+   * Kernels whose CTAs compute several tiles, or split keys, have grids for the other SMs; where
+   * two CTAs share an SM, twice as many SMs may be left half free instead. The kernels before and
+   * after, and the backward, have a CTA for each of their blocks and use any SM that is free: a
+   * green context bounds them too. CPU engines ignore it. It changes bits where the number of SMs
+   * of a GPU does (docs/numerics.md). */
   int32_t sm_margin;
   /** Dropout: the probability, 0 to 1, with which a weight of P counts as 0; 0: off. The others are
-   * divided by `1 - dropout_p`, in the gradients too. The LSE knows nothing of it.
+   * divided by `1 - dropout_p`, in the gradients too. The LSE is that without dropout.
    *
    * In units of 2^-16: at least one of them above 0, and fewer than 2^16 below 1; 1 gives zeros.
    * Which weights are dropped depends on the seed, the offset, the sequence, the query head, the
@@ -336,9 +336,9 @@ typedef struct fa3_options {
    * the work runs, so that a CUDA graph that is launched again takes what is there then. */
   const uint64_t* dropout_seed_at;
   const uint64_t* dropout_offset_at; /**< the same for dropout_offset */
-  /** Where the call's first sequence, query head, query and key lie in what one mask is drawn for:
-   * a call on a part of it, such as a rank's of a context-parallel group, drops what the whole call
-   * does. Each >= 0; the first two below 2^31, the others below 2^33 together with their lengths,
+  /** The position of the call's first sequence, query head, query and key in a larger call. A part
+   * of that call, such as a rank's of a context-parallel group, then drops the same weights. Each
+   * >= 0; the first two below 2^31, the others below 2^33 together with their lengths,
    * dropout_query a multiple of 16, dropout_key of 64. */
   int64_t dropout_sequence;
   int64_t dropout_head;  /**< the same for the first query head */
@@ -651,8 +651,8 @@ typedef struct fa3_answer {
   char reason[192];     /**< why it cannot run; cut off behind 191 bytes */
 } fa3_answer;
 
-/** Who would compute this call, and how? For a caller who can ask for the same in several ways,
- * such as a mask as a block mask or inside a score function, and compares the answers.
+/** Which engine would compute this call, and with which kernel? For callers who can express a call
+ * in several ways, such as a mask as a block mask or inside a score function, to compare them.
  *
  * The data of all tensors may be null, which counts as aligned. FA3_OK also where no engine
  * supports the call; an error where its arguments contradict each other. */
@@ -660,11 +660,11 @@ FA3_API fa3_status fa3_forward_query(const fa3_forward_params* params, fa3_answe
 /** As fa3_forward_query(). */
 FA3_API fa3_status fa3_backward_query(const fa3_backward_params* params, fa3_answer* answer);
 
-/** Do cu_seqlens, seqused, page_table, batch_index and left_padding hold what they may?
+/** Checks the entries of cu_seqlens, seqused, page_table, batch_index and left_padding.
  *
- * FA3_OK, or the sentence that names the entry. A call checks them itself where they are in host
- * memory. Where they are on a device it never does, since it would have to wait: this function
- * copies them behind what the stream has queued, and waits. */
+ * FA3_OK, or an error whose message names the wrong entry. A call checks them itself in host
+ * memory. On a device it does not, because it would have to wait: this function copies them after
+ * the work that the stream has queued, and waits. */
 FA3_API fa3_status fa3_forward_validate(const fa3_forward_params* params, void* stream);
 
 /** Bytes of workspace that the call needs; may be 0. The workspace is on the tensors' device
