@@ -30,17 +30,17 @@ LARGEST = "workspace", "memory"
 class Calls(NamedTuple):
     """Sums over the calls of one kind on one engine, or with `by_shape` of one shape.
 
-    kind: forward, decode (at most 16 queries a sequence, and more keys), fp8, backward, mla,
-        mla_backward, quantize, dequantize, merge, append, mla_append or mla_gather.
-    call: the call in words, with by_shape; else "".
-    calls, timed: the number of calls, and of those whose time is known: not of calls that a GPU
-        has not finished, nor of calls inside a CUDA graph.
-    seconds: the time of the timed calls.
-    flops, bytes, least_seconds: of the timed calls whose lengths are known; these took
-        known_seconds. least_seconds is the shortest time that the device's limits allow.
-    workspace, memory: bytes of the largest call: its workspace; its operands and workspace.
-    fp8_error: (mean, largest, samples) of the relative difference of attention_fp8 from attention,
-        if FP8 calls are sampled.
+    * kind: forward, decode (at most 16 queries a sequence, and more keys), fp8, backward, mla,
+      mla_backward, quantize, dequantize, merge, append, mla_append or mla_gather.
+    * call: the call in words, with by_shape; else "".
+    * calls, timed: the number of calls, and of those whose time is known: not of calls that a GPU
+      has not finished, nor of calls inside a CUDA graph.
+    * seconds: the time of the timed calls.
+    * flops, bytes, least_seconds: of the timed calls whose lengths are known; these took
+      known_seconds. least_seconds is the shortest time that the device's limits allow.
+    * workspace, memory: bytes of the largest call: its workspace; its operands and workspace.
+    * fp8_error: (mean, largest, samples) of the relative difference of attention_fp8 from
+      attention, if FP8 calls are sampled.
     """
 
     kind: str

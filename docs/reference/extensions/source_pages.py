@@ -5,6 +5,8 @@ A text in a language that Pygments knows becomes a page with numbered lines; dat
 .txt) is copied. Links to folders, and to what does not exist, are warnings.
 """
 
+import importlib
+import operator
 import shutil
 from pathlib import Path
 
@@ -60,7 +62,22 @@ def copy_data(app, failed):
         shutil.copyfile(ROOT / path, to)
 
 
+def follow(app, module, name):
+    """The module whose source viewcode looks into; None leaves that to viewcode.
+
+    A decorator that autodoc replaces by a dummy makes a function seem torch's, whose source is no
+    page: such functions have no link to theirs.
+    """
+    try:
+        value = operator.attrgetter(name)(importlib.import_module(module))
+    except (AttributeError, ImportError):
+        return None
+    found = str(getattr(value, "__module__", None)).split(".")[0]
+    return "fa3" if found in app.config.autodoc_mock_imports else None
+
+
 def setup(app):
+    app.connect("viewcode-follow-imported", follow)
     app.connect("doctree-read", to_pages)
     app.connect("html-collect-pages", pages)
     app.connect("build-finished", copy_data)

@@ -5,6 +5,8 @@ A padded batch is (batch, seqlen, ...) with a mask (batch, seqlen) of what is va
 (total, ...), the valid rows of all sequences one after another.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

@@ -8,6 +8,8 @@ On the CPU, and on H100 and H200 with one latent head and rows of 16 bits or 656
 tensors raise fa3.Unsupported (docs/mla.md).
 """
 
+from __future__ import annotations
+
 import dataclasses
 
 import torch
