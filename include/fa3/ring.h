@@ -89,8 +89,8 @@ typedef struct fa3_ring_rectangle {
   int64_t key;      /**< position of the first key in it */
 } fa3_ring_rectangle;
 
-/** The fewest rectangles that see what a mask shows between rows and keys, in the order of the
- * documents. The schedules of fa3_ring_forward() and of the Python package are made of them.
+/** Covers the pairs of rows and keys that a mask shows by the fewest rectangles, in the order of
+ * the documents. fa3_ring_forward() and the Python package make their schedules of them.
  *
  * @param rows        pieces, of documents in ascending order
  * @param num_rows    how many
@@ -107,12 +107,12 @@ FA3_API fa3_status fa3_ring_rectangles(const fa3_ring_piece* rows, int64_t num_r
                                        const int64_t window[2], int64_t step,
                                        fa3_ring_rectangle* found, int64_t* count);
 
-/** Which rectangles are sequences of one call. */
+/** Which rectangles become sequences of one call. */
 typedef enum fa3_ring_join {
-  FA3_RING_APART = 0,    /**< none: each is a call */
-  FA3_RING_IN_ORDER = 1, /**< of one mask, rows and keys behind those of the one before */
-  FA3_RING_TOUCHING = 2, /**< the same, without rows between two of them */
-  FA3_RING_WHOLE = 3     /**< all, whose masks are alike */
+  FA3_RING_APART = 0,    /**< none: each rectangle is a call */
+  FA3_RING_IN_ORDER = 1, /**< those with one mask, whose rows and keys follow the one before */
+  FA3_RING_TOUCHING = 2, /**< the same, without a gap between their rows */
+  FA3_RING_WHOLE = 3     /**< all with the same mask */
 } fa3_ring_join;
 
 /** A call of fa3_forward(): rows and keys, and the mask as options say it. */
@@ -122,10 +122,10 @@ typedef struct fa3_ring_call {
   int64_t window_left;  /**< as in fa3_options */
   int64_t window_right; /**< as in fa3_options */
   int64_t window_shift; /**< as in fa3_options */
-  int64_t document;     /**< that of the first rectangle */
-  int64_t query;        /**< that of the first rectangle */
-  int64_t key;          /**< that of the first rectangle */
-  int64_t num_lengths;  /**< of each side, 0 for one sequence */
+  int64_t document;     /**< of the first rectangle */
+  int64_t query;        /**< of the first rectangle: position of its first row in the document */
+  int64_t key;          /**< of the first rectangle: position of its first key in the document */
+  int64_t num_lengths;  /**< cumulative lengths of the rows, as many of the keys; 0: one sequence */
 } fa3_ring_call;
 
 /** The calls that compute rectangles.
@@ -143,10 +143,10 @@ FA3_API fa3_status fa3_ring_calls(const fa3_ring_rectangle* of, int64_t count, i
 /** Bytes of workspace a rank that fa3_ring_forward_agree() and fa3_ring_backward_agree() need. */
 #define FA3_RING_AGREE_BYTES 1024
 
-/** Compares what all ranks pass, for the first call of a kind: ranks whose calls differ would wait
- * for each other for ever. All ranks call it, whatever they hold; each gets the same code and, if a
- * rank has wrong arguments or ranks differ, the same sentence, which names the rank. It waits for
- * the device.
+/** Compares the arguments of all ranks, before the first call of a kind: ranks whose calls differ
+ * would wait for each other for ever. All ranks call it. Each gets the same status and, if a rank
+ * has wrong arguments or ranks differ, the same message, which names the rank. It waits for the
+ * device.
  *
  * @param params           those of the call; pointers may be null
  * @param ring             that of the call
