@@ -57,6 +57,7 @@ class BatchMLAPagedAttentionWrapper:
                     "use_cuda_graph"
                 )
         self.page_table = None
+        self.page_size = None
         self.planned = None
 
     def plan(
@@ -82,8 +83,9 @@ class BatchMLAPagedAttentionWrapper:
             kv_indptr, kv_indices: int32 (b + 1,) and (pages,): sequence n has the pages
                 kv_indices[kv_indptr[n]] and so on, in order.
             kv_len_arr: int32 (b,): keys of each sequence.
-            num_heads, head_dim_ckv, head_dim_kpe, page_size, q_data_type, kv_data_type: accepted;
-                the tensors of run() decide.
+            page_size: that of the caches of run().
+            num_heads, head_dim_ckv, head_dim_kpe, q_data_type, kv_data_type: accepted; the tensors
+                of run() decide.
             causal: bottom right.
             sm_scale: of the scores.
         """
@@ -117,6 +119,7 @@ class BatchMLAPagedAttentionWrapper:
             self.page_table = table
         else:
             self.page_table.copy_(table)
+        self.page_size = page_size
         self.planned = {
             "cu_seqlens_q": cu_seqlens_q,
             "max_seqlen_q": longest,
@@ -169,10 +172,26 @@ class BatchMLAPagedAttentionWrapper:
         )
         if self.planned is None:
             raise InvalidArgument("plan: expected a call before run(), got none")
-        has_rope = q_pe is not None and q_pe.shape[-1] > 0
+        if ckv_cache.shape[1] != self.page_size:
+            raise InvalidArgument(
+                f"ckv_cache: expected pages of {self.page_size} rows, the page_size of plan(), got "
+                f"{ckv_cache.shape[1]}"
+            )
+        has_rope = have_rope(q_pe=q_pe, kpe_cache=kpe_cache)
         q = (rows_of_stride_1(q_nope), rows_of_stride_1(q_pe)) if has_rope else q_nope
+        if lse is not None and (lse.shape, lse.dtype) != (q_nope.shape[:2], torch.float32):
+            raise InvalidArgument(
+                f"lse: expected float32 of shape {tuple(q_nope.shape[:2])}, got {lse.dtype} of "
+                f"shape {tuple(lse.shape)}"
+            )
         e4m3 = ckv_cache.dtype == torch.float8_e4m3fn
         descale = descale_of(q_nope, ckv_scale, kpe_scale, has_rope) if e4m3 else None
+        if not e4m3:
+            why = f"numbers of {ckv_cache.dtype} have no scales"
+            unsupported(
+                ckv_scale=(ckv_scale, None if ckv_scale != 1 else ckv_scale, why),
+                kpe_scale=(kpe_scale, None if kpe_scale != 1 else kpe_scale, why),
+            )
         with renamed({"seqused_k": "kv_len_arr", "page_table": "kv_indices"}):
             result, natural = fa3.mla.attention(
                 q,
@@ -186,11 +205,20 @@ class BatchMLAPagedAttentionWrapper:
             )
         if not return_lse and lse is None:
             return result
-        if lse is not None and lse.shape != natural.T.shape:
-            raise InvalidArgument(f"lse: expected {tuple(natural.T.shape)}, got {tuple(lse.shape)}")
         new = natural.T if return_lse_base_on_e else natural.T * math.log2(math.e)
         lse = new.contiguous() if lse is None else lse.copy_(new)
         return (result, lse) if return_lse else result
+
+
+def have_rope(**tensors):
+    """Whether both tensors have rope channels; refuses one alone."""
+    wide = {name: 0 if x is None else x.shape[-1] for name, x in tensors.items()}
+    if all(wide.values()) != any(wide.values()):
+        given = " and ".join(map(str, wide.values()))
+        raise InvalidArgument(
+            f"{', '.join(wide)}: expected rope channels in both or in none, got {given}"
+        )
+    return all(wide.values())
 
 
 def written(buffer, numbers):
@@ -238,11 +266,17 @@ def append_paged_mla_kv_cache(
 ):
     """Writes rows into pages, in place: row i to place positions[i] of sequence batch_indices[i].
 
-    append_ckv (n, 512), append_kpe (n, 64 or 0); kv_last_page_len is not used.
+    append_ckv (n, 512), append_kpe (n, 64 or 0); kv_last_page_len is not used. A row that has no
+    place in the pages of a sequence is not written.
     """
     page_size = ckv_cache.shape[1]
-    page = kv_indices[(kv_indptr[batch_indices.long()] + positions // page_size).long()]
-    has_rope = append_kpe.shape[-1] > 0
+    sequence, positions = batch_indices.long(), positions.long()
+    is_sequence = (sequence >= 0) & (sequence < kv_indptr.shape[0] - 1)
+    sequence = sequence.where(is_sequence, 0)
+    place = kv_indptr[sequence] + positions // page_size
+    has_place = is_sequence & (positions >= 0) & (place < kv_indptr[sequence + 1])
+    page = kv_indices[place.where(has_place, 0).long()].where(has_place, -1)
+    has_rope = have_rope(append_kpe=append_kpe, kpe_cache=kpe_cache)
     fa3.mla.append(
         ckv_cache,
         append_ckv,

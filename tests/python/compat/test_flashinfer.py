@@ -174,6 +174,43 @@ def test_what_fa3_lacks_is_refused_by_name():
             wrapper.run(*tensors, **{name: torch.ones(1)})
 
 
+def test_what_contradicts_the_plan_is_refused_by_name():
+    batch = Batch([3, 8], [1, 1], 4)
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE)
+    batch.plan(wrapper, True)
+    tensors = {"q_nope": batch.q[0], "q_pe": batch.q[1]}
+    tensors |= {"ckv_cache": batch.ckv, "kpe_cache": batch.kpe}
+    wrong = {
+        "ckv_cache: expected pages of 4 rows": {"ckv_cache": batch.ckv.view(-1, 2, 512)},
+        "q_pe, kpe_cache: expected rope .* got 0 and 64": {"q_pe": batch.q[1][..., :0]},
+        "q_pe, kpe_cache: expected rope .* got 64 and 0": {"kpe_cache": batch.kpe[..., :0]},
+        "lse: expected float32": {"lse": torch.empty(2, HEADS).half()},
+        "ckv_scale: expected None, got 2.0; numbers of torch.bfloat16": {"ckv_scale": 2.0},
+        "kpe_scale: expected None, got 0.5; numbers of torch.bfloat16": {"kpe_scale": 0.5},
+    }
+    for sentence, changes in wrong.items():
+        with pytest.raises((fa3.InvalidArgument, fa3.Unsupported), match=sentence):
+            wrapper.run(**tensors | changes)
+    wrapper.run(**tensors, ckv_scale=1.0, kpe_scale=1.0)
+
+
+def test_rows_without_a_place_in_their_sequences_pages_are_not_written():
+    ckv, kpe = torch.zeros(6, 4, 512), torch.zeros(6, 4, 64)
+    indptr, indices = torch.tensor([0, 2, 3]).int(), torch.tensor([3, 1, 5]).int()
+    places = {0: (0, 0), 1: (0, 7), 2: (1, 3), 3: (0, -1), 4: (0, 8), 5: (1, -1), 6: (1, 4)}
+    places |= {7: (-1, 0), 8: (2, 0)}  # the last six are in no page of their sequence
+    sequence, position = torch.tensor(list(places.values())).int().T
+    numbers = torch.arange(1.0, 10.0)[:, None]
+    rows = numbers.expand(9, 512).contiguous(), numbers.expand(9, 64).contiguous()
+    lists = sequence, position, ckv, kpe, indices, indptr, None
+    flashinfer.append_paged_mla_kv_cache(*rows, *lists)
+    for cache in (ckv, kpe):
+        written = {tuple(x): cache[tuple(x)][0].item() for x in cache[..., 0].nonzero().tolist()}
+        assert written == {(3, 0): 1, (1, 3): 2, (5, 3): 3}
+    with pytest.raises(fa3.InvalidArgument, match="append_kpe, kpe_cache: expected rope channels"):
+        flashinfer.append_paged_mla_kv_cache(rows[0], rows[1][:, :0], *lists)
+
+
 WAVE = (((37 * torch.arange(576)) % 101 - 50) / 16).bfloat16()
 ROPE = ((torch.arange(64) - 32) / 8).bfloat16()
 
