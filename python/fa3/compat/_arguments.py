@@ -3,6 +3,7 @@
 
 import torch
 
+from fa3._arrays import in_int32
 from fa3._options import window_ends
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch.autograd import FLOAT8
@@ -62,11 +63,12 @@ def reach(side):
 def int32(integers):
     """Lengths and tables of 64 bits, or with gaps in their rows, as the int32 that fa3 reads.
 
-    Converted on their device, in stream order: no call waits for it.
+    Converted on their device, in stream order: no call waits for it. Numbers that do not fit stay
+    wrong, and floats stay floats, which the library refuses.
     """
     if not isinstance(integers, torch.Tensor):
         return integers
-    integers = integers.to(torch.int32)
+    integers = in_int32(integers)
     return integers if integers.stride()[-1:] == (1,) else integers.contiguous()
 
 

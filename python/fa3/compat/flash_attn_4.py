@@ -2,9 +2,10 @@
 """The functions of flash_attn.cute (FlashAttention-4), in its order.
 
 Functions return (out, lse). score_mod and mask_mod are functions of torch, as fa3.flex_attention
-takes them: score_mod(score, b, h, q_idx, kv_idx), mask_mod(b, h, q_idx, kv_idx); not of CuTe. Hints
-for speed are accepted, without effect: pack_gqa, scheduler_metadata, min_seqlen_k and those of the
-gather's backward. So is num_splits, but for caches.
+takes them: score_mod(score, b, h, q_idx, kv_idx), mask_mod(b, h, q_idx, kv_idx); not of CuTe.
+score_mod_bwd is ignored: gradients go through score_mod itself. Hints for speed are accepted,
+without effect: pack_gqa, scheduler_metadata, min_seqlen_k and those of the gather's backward. So is
+num_splits, but for caches.
 """
 
 import inspect
@@ -47,6 +48,8 @@ def flash_attn_func(
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> (out, lse)."""
     refuse(gather_kv_indices, aux_tensors, aux_scalars, block_sparse_tensors)
+    backward_alone = "a backward has the mask of its forward: pass mask_mod, or fa3.masks.BlockMask"
+    unsupported(block_sparse_tensors_bwd=(block_sparse_tensors_bwd, None, backward_alone))
     refuse_window(causal, window_size, mask_mod)
     named = options(softmax_scale, causal, window_size, softcap, deterministic)
     return attend(*joined(q, k, v, qv), learnable_sink, score_mod, mask_mod, named)

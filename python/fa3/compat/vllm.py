@@ -198,6 +198,11 @@ def keys_in_turn(call, num_queries, world, rank, totals):
             "keys of one rank takes each query for a sequence, and these cannot share packed keys"
         )
     starts, used = call["cu_seqlens_q"], call["seqused_k"]
+    if totals.shape != used.shape:
+        raise InvalidArgument(
+            f"cp_tot_seqused_k: expected shape {tuple(used.shape)}, as seqused_k, got "
+            f"{tuple(totals.shape)}"
+        )
     query = torch.arange(num_queries + 1, dtype=torch.int32, device=starts.device)
     sequence = torch.searchsorted(starts[1:], query[:-1], right=True)
     is_owned = sequence < used.shape[0]

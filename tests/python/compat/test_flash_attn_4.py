@@ -99,6 +99,7 @@ def of_cute(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
             "^aux_tensors: .* got a list of tensors; .* functions of torch here, which capture",
         ),
         ({"block_sparse_tensors": (Q,)}, "^block_sparse_tensors: .* pass mask_mod"),
+        ({"block_sparse_tensors_bwd": (Q,)}, "^block_sparse_tensors_bwd: .* pass mask_mod"),
         ({"score_mod": of_cute}, "^score_mod: expected a function of torch with 5 arguments"),
         ({"score_mod": lambda s, b, h, i, j: s, "softcap": 2.0}, "^softcap: .* part of score_mod"),
         (

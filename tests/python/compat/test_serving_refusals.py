@@ -53,3 +53,27 @@ def test_e5m2_queries_are_refused():
 def test_vllm_calls_that_are_wrong_are_named_in_its_words(sentence, changes):
     with pytest.raises(fa3.InvalidArgument, match=sentence):
         vllm_call(Batch("cpu"), **changes)
+
+
+@pytest.mark.parametrize(
+    "sentence, call, name, added",
+    [
+        ("block_table: expected a page", vllm_call, "block_table", 2**32),
+        ("seqused_k: expected a length", vllm_call, "seqused_k", 2**32),
+        ("seqused_k: expected int32, got float", vllm_call, "seqused_k", 0.5),
+        ("page_table: expected a page", sglang_call, "page_table", 2**32),
+        ("cache_seqlens.*: expected a length", sglang_call, "cache_seqlens", 2**32),
+        ("cache_seqlens: expected .*float", sglang_call, "cache_seqlens", 0.5),
+    ],
+)
+def test_lengths_and_tables_are_never_taken_for_others(sentence, call, name, added):
+    batch = Batch("cpu")
+    numbers = batch.table if name.endswith("table") else batch.used
+    with pytest.raises(fa3.InvalidArgument, match=sentence):
+        call(batch, **{name: numbers.long() + added})
+
+
+def test_lengths_on_all_ranks_are_one_for_each_sequence():
+    ranks = {"cp_world_size": 2, "cp_rank": 0, "cp_tot_seqused_k": torch.zeros(5).int()}
+    with pytest.raises(fa3.InvalidArgument, match=r"cp_tot_seqused_k: expected shape \(4,\)"):
+        vllm_call(Batch("cpu"), **ranks)
