@@ -50,30 +50,30 @@ def mask_of(seen, q, k, options):
     return from_dense(seen, compact=is_known)
 
 
-def attend_with_bias(q, k, v, bias, return_lse, options):
-    """attention(bias=) of floats. options: by name."""
+def refuse_beside_bias(q, k, v, options):
+    """What attention(bias=) of floats has not, and the library has."""
     for name, value in options.items():
         if name not in OF_FORWARD:
             message = f"attention() got an unexpected keyword argument {name!r}"
             raise TypeError(message + instead_of(name, OF_FORWARD))
         if name not in TOGETHER and value is not None and value is not OF_FORWARD[name][2]:
             raise Unsupported(f"{name}: not together with a bias of floats")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if str(getattr(x, "dtype", "")).startswith("float8"):
+            raise Unsupported(f"{name}: not together with a bias of floats, got {x.dtype}")
+
+
+def attend_with_bias(q, k, v, bias, return_lse, options):
+    """attention(bias=) of floats, of a call that the library would take. options: by name."""
     if not jnp.issubdtype(bias.dtype, jnp.floating):
         raise InvalidArgument(f"bias: expected floats or booleans, got {bias.dtype}")
     q, k, v, bias = map(jnp.asarray, (q, k, v, four_dimensions(bias, q, k, options)))
     (b, sq, hq, d), (sk, hk) = q.shape, k.shape[1:3]
-    group = hq // max(hk, 1)
-    if k.shape != (b, sk, hk, d) or v.shape[:3] != (b, sk, hk) or hk * group != hq:
-        raise InvalidArgument(
-            f"k, v: expected (b, sk, hk, dim) of q's batch, head dim and a divisor of its heads "
-            f"{q.shape}, got {k.shape} and {v.shape}"
-        )
-    for name in ("seqused_q", "seqused_k"):
-        lengths = options.get(name)
-        if lengths is not None and jnp.shape(lengths) != (b,):
-            got = jnp.shape(lengths)
-            raise InvalidArgument(f"{name}: expected shape (b,) = ({b},), got {got}")
-    rows = min(BLOCK, max(sq, 1))
+    group = hq // hk
+    if sq == 0:
+        out, lse = jnp.zeros((b, 0, hq, v.shape[-1]), q.dtype), jnp.zeros((b, hq, 0), jnp.float32)
+        return (out, lse) if return_lse else out
+    rows = min(BLOCK, sq)
     blocks = -(-sq // rows)
     sees = visible(options, sq, sk)
     scale = d**-0.5 if options.get("scale") is None else options["scale"]

@@ -5,12 +5,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fa3._arrays import no_array
+from fa3._arrays import in_int32, no_array
 from fa3.jax import primitives  # noqa: F401  registers the calls
 
 TENSORS = (
     *("k_cache", "v_cache", "k", "v", "cu_seqlens_new", "seqused", "page_table", "batch_index"),
     *("rotary_cos", "rotary_sin", "first_position", "q", "cu_seqlens_q", "k_descale", "v_descale"),
+)
+LENGTHS = (
+    *("cu_seqlens_new", "seqused", "page_table", "batch_index", "first_position", "cu_seqlens_q"),
 )
 
 
@@ -53,6 +56,7 @@ def append(
     for name, array in arrays.items():
         if not isinstance(array, (jax.Array, np.ndarray)):
             raise no_array(array, name)
+    arrays |= {name: in_int32(arrays[name]) for name in LENGTHS if name in arrays}
     arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
     written = {"k_cache": "k_cache", "v_cache": "v_cache"} | (
         {"q_rotated": "q"} if q is not None else {}

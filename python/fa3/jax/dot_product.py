@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fa3._arrays import in_int32
 from fa3.errors import InvalidArgument
 from fa3.jax.vjp import attention
 from fa3.masks import BLOCK, BlockMask, from_rule
@@ -57,9 +58,15 @@ def dot_product_attention(
     t, s = q.shape[1], k.shape[1]
     left, right = ends(is_causal, local_window_size)
     lengths = {"seqused_q": query_seq_lengths, "seqused_k": key_value_seq_lengths}
-    options = {name: jnp.asarray(x) for name, x in lengths.items() if x is not None}
+    options = {
+        name: jnp.asarray(in_int32(x if hasattr(x, "dtype") else np.asarray(x)))
+        for name, x in lengths.items()
+        if x is not None
+    }
     has_window = left is not None or right is not None
-    if has_window and not options:  # fa3 counts from the last key of the last query
+    has_own_number = min(left or 0, right or 0) >= 0
+    # fa3's window counts from the last key of the last query, and has no negative ends.
+    if has_window and has_own_number and not options:
         options |= {"window": (left, right), "window_shift": t - s}
     elif has_window and bias is None and mask is None:
         options["block_mask"] = band(t, s, left, right)
@@ -81,9 +88,10 @@ def dot_product_attention(
 
 
 def ends(is_causal, window):
-    """(left, right) keys around a query's own number; None is unbounded."""
+    """(left, right) keys around a query's own number; None is unbounded, and negative ones leave
+    that number out."""
     left, right = (window, window) if window is None or isinstance(window, int) else window
-    return left, 0 if is_causal else right
+    return left, min(0, right or 0) if is_causal else right
 
 
 def in_band(left, right, query, key):

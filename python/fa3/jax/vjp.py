@@ -21,7 +21,7 @@ from fa3._options import (
     takes_options,
 )
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.jax.bias import attend_with_bias, mask_of
+from fa3.jax.bias import attend_with_bias, mask_of, refuse_beside_bias
 from fa3.jax.calls import OPTION_TENSORS, Call, described, in_order_of
 from fa3.jax.primitives import run
 from fa3.jax.sharding import vary_alike
@@ -80,6 +80,11 @@ def attention(q, k, v, *others, return_lse=False, return_max_logit=False, bias=N
         if bias.dtype != bool:
             if return_max_logit:
                 raise Unsupported("return_max_logit: expected False with a bias of floats")
+            refuse_beside_bias(q, k, v, options)
+            arrays, given = arrays_and_values(q, k, v, options)
+            given.pop("scale", None)  # 0, or known as the program runs: XLA's operations take it
+            refuse_wrong_kinds(arrays, given)
+            refuse_wrong_call(arrays, given)
             return attend_with_bias(q, k, v, bias, return_lse, options)
         if options.get("block_mask") is not None:
             raise Unsupported("bias: expected floats or None together with block_mask")
@@ -87,6 +92,18 @@ def attention(q, k, v, *others, return_lse=False, return_max_logit=False, bias=N
     refuse_other_extents(options.get("block_mask"), q, k, options)
     if options.get("dropout_seed") is not None:
         options["dropout_seed"] = seed_words(options["dropout_seed"])
+    arrays, given = arrays_and_values(q, k, v, options)
+    asked = {"return_lse": return_lse, "return_max_logit": return_max_logit}
+    refuse_wrong_kinds(arrays, given | asked)
+    refuse_wrong_call(arrays, given)
+    results = "out", *(["lse"] if return_lse else []), *(["max_logit"] if return_max_logit else [])
+    static = Static(results, tuple((x, plain(x, given[x])) for x in given))
+    arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
+    return attend(static, vary_alike(arrays))
+
+
+def arrays_and_values(q, k, v, options):
+    """(arrays, other options) of a call, by their names in _options.py, without defaults."""
     listed = in_order("attention", options)
     given = {
         name: value
@@ -95,13 +112,7 @@ def attention(q, k, v, *others, return_lse=False, return_max_logit=False, bias=N
     }
     arrays = {"q": q, "k": k, "v": v}
     arrays |= {name: given.pop(name) for name in OPTION_TENSORS if name in given}
-    asked = {"return_lse": return_lse, "return_max_logit": return_max_logit}
-    refuse_wrong_kinds(arrays, given | asked)
-    refuse_wrong_call(arrays, given)
-    results = "out", *(["lse"] if return_lse else []), *(["max_logit"] if return_max_logit else [])
-    static = Static(results, tuple((x, plain(x, given[x])) for x in given))
-    arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
-    return attend(static, vary_alike(arrays))
+    return arrays, given
 
 
 def seed_words(seed):
@@ -174,6 +185,8 @@ def refuse_wrong_kinds(arrays, options):
     """Arrays that are none, and options that a compiled program would only know as it runs."""
     for name, array in arrays.items():
         refuse_no_array(array, name)
+        if array.ndim == 0:  # the library takes a tensor of rank 0 for none
+            raise InvalidArgument(f"{name}: expected one dimension or more, got a single number")
     for name in ("q", "k", "v"):
         if str(arrays[name].dtype) not in INPUT_TYPES:
             raise InvalidArgument(

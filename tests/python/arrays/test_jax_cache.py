@@ -119,6 +119,19 @@ def test_append_returns_what_the_numpy_front_writes(options):
     assert (caches[0] != K).any()
 
 
+def test_append_takes_lengths_and_tables_of_64_bits():
+    k, v = random_arrays((2, 3, 2, 16), (2, 3, 2, 24))
+    expected = fa3.jax.append(K, V, k, v, seqused=USED, page_table=PAGES)
+    for is_wide in (False, True):
+        with jax.enable_x64(is_wide):
+            wide = {"seqused": USED.astype(np.int64), "page_table": PAGES.astype(np.int64)}
+            found = fa3.jax.append(K, V, k, v, **wide)
+            wide["seqused"] += 2**32
+            with pytest.raises((ValueError, RuntimeError), match="seqused: expected a length"):
+                jax.block_until_ready(fa3.jax.append(K, V, k, v, **wide))
+        np.testing.assert_array_equal(found[0], expected[0])
+
+
 def test_a_decoding_loop_writes_its_own_caches():
     """A step appends and attends; donated caches stay where they are."""
     q, k, v = random_arrays((4, 2, 1, 4, 16), (4, 2, 1, 2, 16), (4, 2, 1, 2, 24))

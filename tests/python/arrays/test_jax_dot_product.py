@@ -89,6 +89,28 @@ def test_a_query_that_sees_no_key_is_zero():
     assert (out[:, 5] == 0).all() and (out[:, 6] != 0).any()
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, LENGTHS], ids=["", "causal", "lengths"]
+)
+@pytest.mark.parametrize("window", [(150, -1), (-2, 150), (-151, 160)])
+def test_a_window_may_leave_out_the_querys_own_key(window, options):
+    left, right = window
+    key_minus_query = np.arange(300) - np.arange(140)[:, None]
+    seen = (key_minus_query >= -left) & (key_minus_query <= right)
+    found = fa3.jax.dot_product_attention(Q, K, V, local_window_size=window, **options)
+    out = fa3.jax.dot_product_attention(Q, K, V, mask=seen, **options)
+    np.testing.assert_allclose(found, out, rtol=1e-5, atol=2e-6)
+    of_jax = jax.nn.dot_product_attention(Q, K, V, local_window_size=window, **options)
+    sees_a_key = (out != 0).any(-1)  # JAX has the mean of the values where not
+    np.testing.assert_allclose(found[sees_a_key], of_jax[sees_a_key], rtol=1e-4, atol=2e-5)
+
+
+def test_lengths_of_64_bits_are_never_taken_for_others():
+    lengths = {"key_value_seq_lengths": np.array([2**32 + 9, 300])}
+    with pytest.raises((ValueError, RuntimeError), match="seqused_k: expected a length in"):
+        jax.block_until_ready(fa3.jax.dot_product_attention(Q, K, V, **lengths))
+
+
 def test_a_mask_of_numbers_and_wrong_ranks_are_refused():
     with pytest.raises(fa3.InvalidArgument, match="^mask: expected booleans, got float32; pass"):
         fa3.jax.dot_product_attention(Q, K, V, mask=BIAS)

@@ -200,7 +200,8 @@ def test_beside_a_bias_nothing_behind_a_sequence_counts_and_scale_0_is_0():
 def test_a_bias_takes_no_queries_and_lengths_of_each_sequence_alone():
     bias = np.zeros((1, 1, 1, 150), np.float32)
     assert fa3.jax.attention(Q[:, :0], K, V, bias=bias).shape == (2, 0, 4, 8)
-    with pytest.raises(fa3.InvalidArgument, match="seqused_k: expected shape"):
+    assert fa3.jax.attention(Q[:, :0], K, V, bias=bias[:, :, :0]).shape == (2, 0, 4, 8)
+    with pytest.raises(fa3.InvalidArgument, match="seqused_k: expected entries = 2"):
         fa3.jax.attention(Q, K, V, bias=bias, seqused_k=np.int32([3]))
     with pytest.raises(fa3.InvalidArgument, match="bias: expected floats, got bool"):
         fa3.jax.dot_product_attention(Q, K, K, bias=bias == 0)

@@ -60,6 +60,26 @@ REFUSED = {
         },
         "^bias: expected floats or None together with block_mask",
     ),
+    "bias and a wrong softcap": (
+        lambda q, k, v: {"bias": np.zeros((10, 11), np.float32), "softcap": -1.0},
+        "^softcap: expected 0 .off. or a finite number > 0",
+    ),
+    "bias and lengths of numbers": (
+        lambda q, k, v: {"bias": np.zeros((10, 11), np.float32), "seqused_k": np.ones(2)},
+        "^seqused_k: expected int32, got float64",
+    ),
+    "bias and types": (
+        lambda q, k, v: {"bias": np.zeros((10, 11), np.float32), "k": k.astype(np.float16)},
+        "^k: expected the dtype of q",
+    ),
+    "bias and float8": (
+        lambda q, k, v: {"bias": np.zeros((10, 11), np.float32), "k": f8(k), "v": f8(v)},
+        "^k: not together with a bias of floats, got float8_e4m3fn",
+    ),
+    "one length": (
+        lambda q, k, v: {"seqused_k": np.array(3, np.int32)},
+        "^seqused_k: expected one dimension or more, got a single number",
+    ),
     "packed bias": (
         lambda q, k, v: {"bias": np.ones((10, 11), bool), "cu_seqlens_k": PACKED["cu_seqlens_k"]},
         "^bias: expected None together with cu_seqlens and page_table; pass booleans as block_mask",
@@ -78,9 +98,10 @@ def test_a_wrong_call_is_refused_with_its_sentence(qkv, change, sentence):
         fa3.jax.attention(**named | change(*qkv))
 
 
+@pytest.mark.parametrize("bias", [None, np.zeros((10, 11), np.float32)], ids=["", "bias"])
 @pytest.mark.parametrize("name, value", [("causal", True), ("window", (3, 0)), ("softcap", 5.0)])
-def test_options_are_known_while_a_program_is_traced(qkv, name, value):
-    program = jax.jit(lambda value: fa3.jax.attention(*qkv, **{name: value}))
+def test_options_are_known_while_a_program_is_traced(qkv, name, value, bias):
+    program = jax.jit(lambda value: fa3.jax.attention(*qkv, bias=bias, **{name: value}))
     with pytest.raises(TypeError, match=f"^{name}: expected a value that is known while"):
         program(value)
 
