@@ -54,7 +54,7 @@ typedef struct fa3_mla_cache {
    * where `rows` has 512 channels alone. */
   fa3_tensor rope;
   /** float32 (1), or (2) for latent and rope channels: what e4m3 numbers of TENSOR rows are
-   * multiplied by. None for other rows. */
+   * multiplied by, finite and > 0; those in host memory are checked. None for other rows. */
   fa3_tensor descale;
   int32_t format;   /**< an fa3_mla_rows */
   int32_t reserved; /**< unused */

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/describe/describe_latent_cache.h"
 
+#include <cmath>
+
 #include "api/describe/rules/operand_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
@@ -64,7 +66,8 @@ Status choose_format(Named rows, int32_t* format) {
   }
   const int64_t extent = rows.tensor.shape[2];
   const bool is_bytes = rows.tensor.dtype == FA3_FLOAT8_E4M3;
-  if (*format == FA3_MLA_ROWS_AUTO) {
+  const bool chosen = *format != FA3_MLA_ROWS_AUTO;
+  if (!chosen) {
     *format = !is_bytes ? FA3_MLA_ROWS_LATENT : FA3_MLA_ROWS_TENSOR;
     for (const ByteRows& known : kByteRows) {
       if (is_bytes && known.bytes == extent) *format = known.format;
@@ -79,9 +82,10 @@ Status choose_format(Named rows, int32_t* format) {
     return check_extent(rows, 2, known->bytes, "bytes of a row");
   }
   if (extent == kLatentValueDim || extent == kLatentValueDim + kRopeDim) return {};
-  return is_bytes ? invalid(rows.name, ": expected rows of 656, 584, 644, 576 or 512 bytes, got ",
-                            extent)
-                  : invalid(rows.name, ": expected rows of 576 or 512 channels, got ", extent);
+  const char* sizes = !is_bytes ? "576 or 512 channels"
+                      : chosen  ? "576 or 512 bytes, since they have one scale a tensor"
+                                : "656, 584, 644, 576 or 512 bytes";
+  return invalid(rows.name, ": expected rows of ", sizes, ", got ", extent);
 }
 
 // Rows that hold their scales: their tensor's strides say where pages begin, and nothing else.
@@ -164,7 +168,16 @@ Status describe_scales(Named descale, Named rows, Purpose purpose, LatentCache* 
                    count);
   }
   FA3_TRY(check_same_device(descale, rows));
-  if (purpose == Purpose::call) FA3_TRY(check_data(descale));
+  if (purpose == Purpose::call) {
+    FA3_TRY(check_data(descale));
+    if (descale.tensor.device_type == FA3_CPU) {
+      const auto* scales = static_cast<const float*>(descale.tensor.data);
+      for (int64_t i = 0; i < count; ++i) {
+        if (std::isfinite(scales[i]) && scales[i] > 0) continue;
+        return invalid(descale.name, ": expected finite scales > 0, got ", scales[i], " at ", i);
+      }
+    }
+  }
   auto* const data = static_cast<std::byte*>(descale.tensor.data);
   const auto behind = [&](int64_t n) { return data == nullptr ? nullptr : data + n * 4; };
   cache->latent.scales = {.data = behind(0), .channels = kLatentValueDim};

@@ -380,6 +380,14 @@ REFUSALS = {
     "heads": ({"cache": np.zeros((2, 4, 8, 656), np.uint8)}, "1 latent head, got 8"),
     "descale": ({"descale": np.ones(1, np.float32)}, "descale: expected none"),
     "no descale": ({"cache": np.zeros((2, 4, 576), np.uint8)}, "float32 .1. or .2. for rows"),
+    "zero": (
+        {"cache": np.zeros((2, 4, 576), np.uint8), "descale": np.array([1, 0], np.float32)},
+        "^descale: expected finite scales > 0, got 0 at 1",
+    ),
+    "rows of one scale": (
+        {"rows": "tensor"},
+        "^cache: expected rows of 576 or 512 bytes, since they have one scale a tensor, got 656",
+    ),
     "neither": ({"indices": None}, "indices, page_table: expected one of them, got none"),
     "both": ({"page_table": np.zeros((1, 1), np.int32)}, "expected one of them, got both"),
     "int64": ({"indices": np.zeros((1, 1, 3), np.int64)}, "indices: expected int32, got int64"),

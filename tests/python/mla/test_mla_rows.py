@@ -248,6 +248,12 @@ def test_wrong_calls_are_refused_by_a_sentence():
     other, _ = zeros("token", 1, 4)
     with pytest.raises(fa3.InvalidArgument, match="smallest: expected flash_mla for other rows"):
         mla.append(other, np.zeros((1, 512), BF16), rope, slots=FIRST, smallest="vllm")
+    of_one_scale = np.zeros((1, 4, 512), np.uint8)
+    for scale in (0, -1, np.nan, np.inf):
+        descale = np.full(1, scale, np.float32)
+        with pytest.raises(fa3.InvalidArgument, match="descale: expected finite scales > 0, got"):
+            mla.append(of_one_scale, np.ones((1, 512), BF16), slots=FIRST, descale=descale)
+    assert not of_one_scale.any()
     with pytest.raises(fa3.InvalidArgument, match="rows: expected one of group128"):
         mla.empty_cache(1, 1, rows="latent")
 
