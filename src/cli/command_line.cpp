@@ -322,8 +322,8 @@ std::string version_text() {
          "." + std::to_string(FA3_VERSION_PATCH) + " (" + fa3::cli::commit() + ")";
 }
 
-// What was probably meant by the first word that the parser does not know; "" where nothing is
-// near.
+// What was probably meant by the first word that the parser does not know, or that it is no
+// subcommand; "" where the parser says more.
 std::string did_you_mean(const CLI::App& app) {
   const std::vector<CLI::App*> parsed = app.get_subcommands();
   const CLI::App& command = parsed.empty() ? app : *parsed.front();
@@ -337,6 +337,9 @@ std::string did_you_mean(const CLI::App& app) {
     if (!near.empty()) {
       return command.get_name() + ": unknown " + word + "; did you mean " + near + "?\n";
     }
+  }
+  if (parsed.empty() && command.remaining_size() > 0) {
+    return "fa3: unknown " + command.remaining().front() + "; fa3 --help names the subcommands\n";
   }
   return "";
 }
@@ -366,7 +369,7 @@ int parse_and_run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const std::string meant = did_you_mean(app);
+    const std::string meant = error.get_exit_code() == 0 ? "" : did_you_mean(app);
     if (!meant.empty()) {
       std::cerr << meant;
       return kExitBadInput;

@@ -93,7 +93,8 @@ TEST_F(Command, bfloat16_bits_in_uint16_need_to_be_named) {
 }
 
 TEST_F(Command, wrong_arguments_end_with_code_2_and_a_sentence) {
-  expect_refused("levitate", kExitBadInput, "subcommand");
+  expect_refused("levitate", kExitBadInput, "fa3: unknown levitate; fa3 --help names the sub");
+  expect_refused("levitate --seqlen 3", kExitBadInput, "fa3: unknown levitate; fa3 --help names");
   expect_refused("runn", kExitBadInput, "fa3: unknown runn; did you mean run?");
   expect_refused("--verison", kExitBadInput, "did you mean --version?");
   expect_refused("bench --caussal=1", kExitBadInput,
