@@ -2,6 +2,7 @@
 """python -m fa3, and the script fa3 of an installation: the command of the C++ build, which lies
 beside the package, and what only Python can do (plot, replay; what doctor says about Python)."""
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ WITHOUT_COMMAND = (
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes
     if arguments[:1] == ["plot"]:
         from fa3.commands import plot
 

@@ -2,6 +2,7 @@
 """python -m fa3: the C++ command as it is, and what Python adds to it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -124,3 +125,17 @@ def test_plot_of_a_wrong_file_says_so(capsys, tmp_path, content, says):
     assert command.main(["plot", str(path)]) == 2
     said = capsys.readouterr()
     assert said.err.startswith("fa3 plot: ") and says in said.err and not said.out
+
+
+def test_names_of_files_may_be_any_bytes(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(folder)
+    for undo in ((), ("--undo",)):
+        done = subprocess.run(
+            [sys.executable, "-m", "fa3", "adopt", "--into", folder, *undo],
+            env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+            capture_output=True,
+            check=True,
+        )
+        assert folder in done.stdout
+    assert not os.listdir(folder)
