@@ -139,7 +139,12 @@ def bias_of(tensor, query):
     """A tensor as fa3.attention(bias=) takes it, (b, heads, m, n)."""
     if tensor is None:
         return None
-    if query.ndim == 3 and tensor.ndim == 3:
+    if tensor.ndim == 3 and query.ndim > 3:  # xformers has had two readings of it
+        raise fa3.InvalidArgument(
+            "attn_bias: expected rank 4, (batch, heads, queries, keys), beside queries of rank "
+            f"{query.ndim}, got {tuple(tensor.shape)}"
+        )
+    if tensor.ndim == 3:
         return tensor[:, None]
     return tensor.flatten(1, 2) if tensor.ndim == 5 else tensor
 

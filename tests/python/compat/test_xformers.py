@@ -200,6 +200,8 @@ def test_what_it_lacks_is_a_sentence():
     uneven = named("BlockDiagonalCausalMask", q_seqinfo=starts(5, 7), k_seqinfo=starts(7, 5))
     with pytest.raises(fa3.Unsupported, match="equal lengths in BlockDiagonalCausalMask"):
         memory_efficient_attention(q, k, v, uneven)
+    with pytest.raises(fa3.InvalidArgument, match="^attn_bias: expected rank 4, .* got .2, 12, 12"):
+        memory_efficient_attention(q, k, v, torch.zeros(2, 12, 12))
     with pytest.raises(fa3.Unsupported, match="^output_dtype"):
         memory_efficient_attention(q, k, v, output_dtype=torch.float16)
 
