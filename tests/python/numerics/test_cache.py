@@ -386,6 +386,10 @@ def test_a_refused_append_names_the_argument_and_changes_nothing(cache_on_cpu):
             "rotary_cos: .*17 to 19 of sequence 1, got 18",
         ),
         ({"rotary_cos": angle}, "rotary_cos, rotary_sin: expected both"),
+        (
+            {"rotary_cos": angle.half(), "rotary_sin": angle.half()},
+            "^rotary_cos: expected float32, got float16",
+        ),
         ({"cache_leftpad": numbers([0, 0, 16])}, "cache_leftpad: .*sequence 2"),
         ({"cache_batch_idx": numbers([0, 3, 1])}, "cache_batch_idx: .*sequence 1, got 3"),
     ]:

@@ -98,9 +98,10 @@ Status check_dtype(Named named, std::initializer_list<DType> allowed) {
     return {};
   }
   std::string expected;
-  for (DType dtype : allowed) {
+  for (const DType* dtype = allowed.begin(); dtype != allowed.end(); ++dtype) {
+    if (std::find(allowed.begin(), dtype, *dtype) != dtype) continue;  // two rules allow it
     if (!expected.empty()) expected += " or ";
-    expected += name_of(dtype);
+    expected += name_of(*dtype);
   }
   return invalid(name, ": expected ", expected, ", got ", dtype_text(tensor.dtype));
 }
