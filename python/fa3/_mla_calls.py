@@ -115,13 +115,12 @@ def new_results(call, returns_lse, returns_max):
     return out, lse, largest
 
 
-def forward(call, out, lse, largest):
-    """Writes out and, unless they are None, lse and largest."""
-    outputs = (
-        None if x is None else output_view(x, name)
-        for x, name in ((out, "out"), (lse, "lse"), (largest, "max"))
-    )
-    _native.mla_forward(lender(call.q), *views(call), *outputs)
+def forward(call, out, lse, largest, is_new=False):
+    """Writes out and, unless they are None, lse and largest, which new_results() made. is_new: it
+    made out, too."""
+    new_out = view(out, "out") if is_new else output_view(out, "out")
+    others = optional_view(lse, "lse"), optional_view(largest, "max")
+    _native.mla_forward(lender(call.q), *views(call), new_out, *others)
 
 
 def plan(call):

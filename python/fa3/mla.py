@@ -139,8 +139,8 @@ def attention(
         out, lse, largest = torch_backend().mla.attend(call, out, return_lse, return_max)
     else:
         new, lse, largest = _mla_calls.new_results(call, return_lse, return_max)
-        out = new if out is None else out
-        _mla_calls.forward(call, out, lse, largest)
+        is_new, out = out is None, new if out is None else out
+        _mla_calls.forward(call, out, lse, largest, is_new)
     results = (out, *(x for x in (lse, largest) if x is not None))
     return results if len(results) > 1 else out
 

@@ -91,6 +91,23 @@ def test_jax_arrays_give_jax_arrays(jax, qkv):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_latent_attention_of_jax_arrays_gives_jax_arrays(jax):
+    keys = jax.random.split(jax.random.key(1), 2)
+    q = jax.random.normal(keys[0], (1, 2, 3, 576))
+    cache = jax.random.normal(keys[1], (2, 4, 576))
+    indices = jax.numpy.array([[[0, 5], [7, -1]]])
+    found = fa3.mla.attention(q, cache, indices=indices, return_lse=True, return_max=True)
+    assert all(isinstance(x, jax.Array) for x in found)
+    arrays = (np.asarray(x) for x in (q, cache))
+    expected = fa3.mla.attention(
+        *arrays, indices=np.asarray(indices), return_lse=True, return_max=True
+    )
+    for ours, numpys in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, numpys)
+    with pytest.raises(fa3.InvalidArgument, match="^out: expected memory that may be written"):
+        fa3.mla.attention(q, cache, indices=indices, out=q[..., :512])
+
+
 def test_jax_arrays_are_not_written(jax, qkv):
     q, k, v = qkv
     with pytest.raises(fa3.InvalidArgument, match="^out: .* JAX, which never change"):
