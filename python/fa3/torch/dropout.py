@@ -55,6 +55,8 @@ def draw_once(device):
 
 
 library.impl("dropout_seed", draw_once, "CompositeImplicitAutograd")
+# torch.vmap's randomness says whether its calls share a seed; further inside nobody could tell.
+library.impl("dropout_seed", draw_once, "FuncTorchVmapMode")
 
 
 def seeded(q, options, generator):
