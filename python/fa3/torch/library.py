@@ -37,6 +37,9 @@ class Function(_SingleLevelFunction):
     Its forward calls other operators inside of outer_levels_record().
     """
 
+    # What compiled autograd asks of every Function.
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
+
     @classmethod
     def apply(cls, *arguments):
         if not torch._C._are_functorch_transforms_active():
