@@ -21,7 +21,13 @@ from fa3.torch.aten_dropout import (
     is_ours_of_cudnn,
     is_ours_of_flash,
 )
-from fa3.torch.operators import new_lse, refuse_without_backward, run_backward, run_forward
+from fa3.torch.operators import (
+    have_memory,
+    new_lse,
+    refuse_without_backward,
+    run_backward,
+    run_forward,
+)
 from fa3.torch.public import attention
 
 # Arguments of torch's operators that change no result here: the state of dropout's random numbers,
@@ -188,6 +194,8 @@ def sdpa_with_dropout(
 ):
     """torch's formula for SDPA, which is all that its CPU has for dropout. Differentiable."""
     refuse(dropout_mask=dropout_mask, **unknown)
+    if attn_mask is not None and not have_memory(attn_mask):
+        raise Refused("dropout_p with attn_mask in a compiled program is not supported")
     if query.ndim != 4 or query.dtype == torch.float64:
         raise Refused("dropout_p with other than 4 dimensions, or in float64, is not supported")
     if not (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
