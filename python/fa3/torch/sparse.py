@@ -11,7 +11,7 @@ from fa3._arrays import view
 from fa3._mla_calls import VALUE_DIM, Forward
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch.autograd import to_autocast_type
-from fa3.torch.checks import refuse_other_than_tensor
+from fa3.torch.checks import refuse_numbers_that_learn, refuse_other_than_tensor
 from fa3.torch.library import Function, define, record_gradient, recorded_by, unrecorded
 from fa3.torch.operators import is_any_autocast_enabled, threads_of
 
@@ -125,6 +125,7 @@ def attend(q, kv, indices, index_count, sink, causal, numbers):
     for name, value in given.items():
         if value is not None:
             refuse_other_than_tensor(name, value)
+    refuse_numbers_that_learn(scale=numbers[0])
     if is_any_autocast_enabled():
         q, kv = to_autocast_type(q, kv)
     kv = without_head("kv", kv, q.ndim)
