@@ -86,9 +86,9 @@ for line in FORWARD:
 IN_ORDER = tuple(DEFAULTS.values())
 NAMES = tuple(DEFAULTS)
 # Parts of a list of options in order, which may end early.
-BEHIND_SCORES = slice(len(SCORES), None)
+OF_SCORES, BEHIND_SCORES = slice(len(SCORES)), slice(len(SCORES), None)
 OF_TENSORS = slice(len(SCORES), len(SCORES) + len(TENSORS))
-CAP_AND_SCALE = slice(NAMES.index("softcap"), NAMES.index("scale") + 1)
+OTHERS = slice(OF_TENSORS.stop, len(BOTH_PASSES))
 
 
 class Options(collections.namedtuple("Options", NAMES, defaults=IN_ORDER)):  # type: ignore[misc]

@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 
 from fa3._arrays import refuse_negated
-from fa3._options import BEHIND_SCORES, BOTH_PASSES, CAP_AND_SCALE, DEFAULTS, TYPES, Options
+from fa3._options import (
+    BEHIND_SCORES,
+    BOTH_PASSES,
+    DEFAULTS,
+    OF_SCORES,
+    OTHERS,
+    TYPES,
+    Options,
+)
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch import onnx, operators, textbook
 from fa3.torch.checks import (
+    number_now,
     refuse_numbers_that_learn,
     refuse_other_than_tensor,
     refuse_without_strides,
@@ -138,10 +147,10 @@ def attend(q, k, v, out, return_lse, options, generator=None, return_max_logit=F
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         # Gradients flow into numbers, too.
         return in_float64(q, k, v, out, return_lse, return_max_logit, options)
-    numbers = options[CAP_AND_SCALE]
-    if numbers and not (plain and NUMBERS.issuperset(map(type, numbers))):
+    if options and not NUMBERS.issuperset(map(type, [*options[OF_SCORES], *options[OTHERS]])):
         named = Options(*options)
         refuse_numbers_that_learn(softcap=named.softcap, scale=named.scale)
+        options = numbers_now(options)
     if plain:
         others = [] if out is None else [out]
         others += [x for x in options[BEHIND_SCORES] if type(x) not in NUMBERS]
@@ -178,6 +187,14 @@ def attend(q, k, v, out, return_lse, options, generator=None, return_max_logit=F
     if return_max_logit and not return_lse:
         return result[0], result[2]
     return result if return_lse else result[0]
+
+
+def numbers_now(options):
+    """The options, of which those that are numbers no longer change."""
+    return [
+        x if type(x) in NUMBERS or kind == "Tensor?" else number_now(x)
+        for kind, x in zip(TYPES.values(), options, strict=False)
+    ]
 
 
 def learn_sharding(tensor):
@@ -242,7 +259,7 @@ def refuse_wrong_types(options):
             if not isinstance(value, (bool, int)):
                 raise TypeError(f"{name}: expected True or False, got {value!r}")
         elif kind.startswith("float"):
-            if not hasattr(value, "__float__"):
+            if not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
                 raise TypeError(f"{name}: expected a number, got {value!r}")
         elif not hasattr(value, "__index__"):
             raise TypeError(f"{name}: expected an integer, got {value!r}")

@@ -35,11 +35,23 @@ def refuse_numbers_that_learn(**numbers):
     """A number that is a tensor is read, and its gradient would be lost without a word."""
     for name, value in numbers.items():
         if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
-            instead = "multiply q by it" if name == "scale" else "use fa3.flex_attention"
             raise Unsupported(
                 f"{name}: expected a number, got a tensor that needs a gradient, which does not "
-                f"flow into it; {instead}, or detach() it"
+                f"flow into it; {INSTEAD_OF_LEARNING.get(name, '')}detach() it"
             )
+
+
+INSTEAD_OF_LEARNING = {
+    "scale": "multiply q by it, or ",
+    "softcap": "use fa3.flex_attention, or ",
+}
+
+
+def number_now(value):
+    """The number that a tensor, an array or a NumPy scalar holds: who wrote another one into it
+    before the backward would change the gradient. What holds several is left to be refused."""
+    is_one = hasattr(value, "item") and math.prod(value.shape) == 1
+    return value.item() if is_one else value
 
 
 def refuse_without_strides(**tensors):

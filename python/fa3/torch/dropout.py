@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fa3._dropout import pair, refuse_seed
 from fa3.errors import InvalidArgument, Unsupported
+from fa3.torch.checks import number_now, refuse_numbers_that_learn
 from fa3.torch.library import library
 from fa3.torch.operators import DROPOUT_P, DROPOUT_SEED, is_watched
 
@@ -64,6 +65,10 @@ def seeded(q, options, generator):
     if len(options) <= DROPOUT_SEED:
         return options
     probability = options[DROPOUT_P] if len(options) > DROPOUT_P else 0.0
+    if not isinstance(probability, (int, float)):
+        refuse_numbers_that_learn(dropout_p=probability)
+        probability = number_now(probability)
+        options = [*options[:DROPOUT_P], probability, *options[DROPOUT_P + 1 :]]
     seed = options[DROPOUT_SEED]
     if seed is None and not (isinstance(probability, (int, float)) and 0 < probability <= 1):
         return options

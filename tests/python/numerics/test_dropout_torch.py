@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropout of torch tensors: seeds from generators, autograd, and the callers that stand on it."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -112,6 +113,45 @@ def test_a_call_without_dropout_draws_nothing():
     assert torch.equal(torch.get_rng_state(), before)
     fa3.attention(*qkv_without_drawing(), dropout_p=P)
     assert not torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("number", [np.float32, np.array, torch.tensor])
+def test_a_probability_of_any_kind_draws_its_mask(number, device):
+    """float32 of NumPy is no Python float: a schedule's dropout had one mask in every call."""
+    tensors = qkv(device=device)
+    p = number(0.25)
+    torch.manual_seed(4)
+    out = fa3.attention(*tensors, dropout_p=p)
+    assert not torch.equal(fa3.attention(*tensors, dropout_p=p), out)
+    torch.manual_seed(4)
+    assert torch.equal(fa3.attention(*tensors, dropout_p=0.25), out)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_vmaps_randomness_says_whether_calls_share_a_mask(compiled):
+    q, k, v = (x.detach() for x in qkv())
+    heads = torch.stack([q, q, q])
+
+    def call(randomness):
+        function = torch.vmap(lambda x: fa3.attention(x, k, v, dropout_p=P), randomness=randomness)
+        torch._dynamo.reset()
+        return torch.compile(function, backend="aot_eager") if compiled else function
+
+    same, different = call("same")(heads), call("different")(heads)
+    assert torch.equal(same[0], same[1]) and torch.equal(same[0], same[2])
+    assert not any(torch.equal(different[n], different[n - 1]) for n in range(3))
+    with pytest.raises(RuntimeError, match="randomness error mode"):
+        call("error")(heads)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_for_each_sample_have_the_masks_of_their_samples():
+    q, k, v = (x.detach() for x in qkv())
+    linear = torch.func.grad_and_value(lambda x: fa3.attention(q, k, x, dropout_p=P).sum())
+    gradients, sums = torch.vmap(linear, randomness="different")(torch.stack([v, v]))
+    assert not torch.equal(*gradients)
+    close((gradients * v).sum((1, 2, 3, 4)), sums, atol=1e-3)
 
 
 def qkv_without_drawing():
@@ -285,6 +325,23 @@ def test_sdpa_leaves_what_fa3_has_not_to_torch():
         out = F.scaled_dot_product_attention(*tensors, dropout_p=P, attn_mask=mask)
     torch.manual_seed(4)
     close(out, F.scaled_dot_product_attention(*tensors, dropout_p=P, attn_mask=mask), atol=0)
+
+
+def test_sdpa_with_a_mask_compiles():
+    """Whether a mask only hides keys is no question to a compiler's tensors."""
+    tensors = [x.transpose(1, 2) for x in qkv(heads_k=4, keys=23)]
+    mask = torch.ones(23, 23, dtype=torch.bool).tril()
+
+    def call(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=P, attn_mask=mask)
+
+    switch.warned.clear()
+    torch._dynamo.reset()
+    with fa3.torch.sdpa(), pytest.warns(UserWarning, match="attn_mask in a compiled program"):
+        out = torch.compile(call, fullgraph=True, backend="aot_eager")(*tensors)
+    weight = torch.randn_like(out)
+    (gradient,) = torch.autograd.grad((out * weight).sum(), tensors[2])
+    close((gradient * tensors[2]).sum(), (out * weight).sum(), atol=1e-3)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -167,6 +167,30 @@ def test_what_autograd_saved_and_fa3_overwrote_is_noticed(qkv, write):
         product.sum().backward()
 
 
+NUMBERS = {
+    "scale": (0.5, 2.0),
+    "softcap": (1.0, 9.0),
+    "dropout_p": (0.5, 0.125),
+    "causal": (True, False),
+    "attention_chunk": (3, 5),
+    "window": ((2, 1), (0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_in_tensors_are_those_of_the_forward(qkv, name):
+    """A schedule writes the next step's number into its tensor, before or after the backward."""
+    now, later = NUMBERS[name]
+    options = {"dropout_seed": (1, 2)} if name == "dropout_p" else {}
+    out = fa3.attention(*qkv, **options, **{name: now})
+    expected = torch.autograd.grad(out.sum(), qkv)
+    held = torch.tensor(now)
+    out = fa3.attention(*qkv, **options, **{name: held})
+    held.copy_(torch.tensor(later))
+    actual = torch.autograd.grad(out.sum(), qkv)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+
+
 def test_writes_into_inference_tensors_need_no_version(qkv):
     q, k, v = (a.detach() for a in qkv)
     with torch.inference_mode():

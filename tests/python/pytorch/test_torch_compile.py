@@ -51,6 +51,34 @@ torch.testing.assert_close(x.grad, expected)
 """
 
 
+def test_a_number_in_a_tensor_breaks_the_graph_and_no_more(qkv):
+    torch._dynamo.reset()
+    broken = torch.compile(lambda *x: fa3.attention(*x[:3], scale=x[3]), backend="aot_eager")
+    learn = [x.requires_grad_() for x in qkv]
+    for number in (0.5, 0.75):
+        actual = broken(*learn, torch.tensor(number))
+        expected = fa3.attention(*learn, scale=number)
+        assert torch.equal(actual, expected)
+        gradients = [torch.autograd.grad(x.float().sum(), learn) for x in (actual, expected)]
+        torch.testing.assert_close(*gradients)
+
+
+def test_compiled_autograd_has_the_gradients_of_eager_calls(qkv):
+    from torch._dynamo import compiled_autograd
+
+    learn = [x.requires_grad_() for x in qkv]
+    torch._dynamo.reset()
+    for options in ({"scale": 0.5}, {"scale": 0.75}, {"causal": True}):
+        out, lse = fa3.attention(*learn, **options, return_lse=True)
+        loss = out.float().square().sum() + lse.square().sum()
+        expected = torch.autograd.grad(loss, learn, retain_graph=True)
+        for x in learn:
+            x.grad = None
+        with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager")):
+            loss.backward()
+        torch.testing.assert_close([x.grad for x in learn], [*expected])
+
+
 def test_a_program_may_begin_with_a_compiled_call_of_one_tensor():
     subprocess.run([sys.executable, "-c", FIRST_CALL], check=True, env=os.environ.copy())
 

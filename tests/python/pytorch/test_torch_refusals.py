@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What fa3.attention refuses of torch tensors and numbers, and by which sentence."""
 
+import numpy as np
 import pytest
 from cases import inputs_for
 
@@ -121,7 +122,10 @@ def test_float64_refuses_shapes_that_do_not_fit():
             fa3.attention(*arguments)
 
 
-@pytest.mark.parametrize("name, instead", [("scale", "multiply q"), ("softcap", "flex_attention")])
+@pytest.mark.parametrize(
+    "name, instead",
+    [("scale", "multiply q"), ("softcap", "flex_attention"), ("dropout_p", "detach")],
+)
 def test_a_number_that_learns_is_refused_where_its_gradient_would_be_lost(name, instead):
     q = torch.ones(1, 4, 2, 8)
     learned = torch.tensor(0.5, requires_grad=True)
@@ -129,10 +133,26 @@ def test_a_number_that_learns_is_refused_where_its_gradient_would_be_lost(name, 
         fa3.attention(q, q, q, **{name: learned})
     with pytest.raises(fa3.Unsupported, match=f"^{name}: expected a number"):
         fa3.attention(torch._neg_view(q), q, q, **{name: learned})  # which goes another way
-    expected = fa3.attention(q, q, q, **{name: 0.5})
+    seed = {"dropout_seed": (1, 2)} if name == "dropout_p" else {}
+    expected = fa3.attention(q, q, q, **seed, **{name: 0.5})
     with torch.no_grad():
-        assert torch.equal(fa3.attention(q, q, q, **{name: learned}), expected)
-    assert torch.equal(fa3.attention(q, q, q, **{name: learned.detach()}), expected)
+        assert torch.equal(fa3.attention(q, q, q, **seed, **{name: learned}), expected)
+    assert torch.equal(fa3.attention(q, q, q, **seed, **{name: learned.detach()}), expected)
+
+
+def test_a_scale_of_chosen_rows_that_learns_is_refused_too():
+    q, kv, rows = torch.ones(3, 2, 576), torch.ones(5, 576), torch.zeros(3, 1, dtype=torch.int32)
+    learned = torch.tensor(0.5, requires_grad=True)
+    with pytest.raises(fa3.Unsupported, match="^scale: expected a number.*multiply q"):
+        fa3.mla.sparse_attention(q, kv, rows, scale=learned)
+
+
+@pytest.mark.parametrize("holds", [np.ones, torch.ones])
+def test_a_number_is_not_several(holds):
+    q = torch.ones(1, 4, 2, 8, requires_grad=True)
+    for x in (q, torch._neg_view(q)):
+        with pytest.raises(TypeError, match="^scale: expected a number, got"):
+            fa3.attention(x, q, q, scale=holds(2))
 
 
 def test_a_float8_that_is_not_taken_is_named():
