@@ -26,6 +26,12 @@ def draw(device, generator=None):
     """A new seed."""
     if generator is None and is_watched():
         return torch.ops.fa3.dropout_seed(device)
+    if generator is not None and torch._C._current_graph_task_id() != -1:
+        raise Unsupported(
+            "generator: expected None in a call that a backward pass computes again, as under "
+            "torch.utils.checkpoint, which gives back the state of torch's own generators alone; "
+            "pass dropout_seed"
+        )
     return draw_now(device, generator)
 
 

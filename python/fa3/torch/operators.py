@@ -9,7 +9,7 @@ gradient.
 import torch
 
 from fa3 import _native
-from fa3._dropout import seed_view
+from fa3._dropout import require_seed, seed_view
 from fa3._options import BOTH_PASSES, DEFAULTS, FORWARD, IN_ORDER, Options
 from fa3.torch.nvrtc import load_nvrtc
 
@@ -255,7 +255,12 @@ def refuse_without_backward(q, k, v, options):
 
 def with_seed_viewed(options):
     """The options, with dropout's seed as the compiled module reads it."""
-    if len(options) <= DROPOUT_SEED or options[DROPOUT_SEED] is None:
+    if len(options) <= DROPOUT_SEED:
+        return options
+    if options[DROPOUT_SEED] is None:
+        p = options[DROPOUT_P] if len(options) > DROPOUT_P else 0.0
+        if isinstance(p, (int, float)) and 0 < p <= 1:
+            require_seed({"dropout_p": p})
         return options
     seed = seed_view(options[DROPOUT_SEED])
     return [*options[:DROPOUT_SEED], seed, *options[DROPOUT_SEED + 1 :]]

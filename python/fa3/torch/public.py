@@ -56,7 +56,8 @@ def attention(
         return_lse: also return the LSE, which is differentiable too (a z-loss, a merge).
         return_max_logit: also return the largest logit of each head, which has no gradient.
         generator: the torch.Generator that gives the seed of dropout_p; None is the device's own.
-            Not under torch.compile, which traces the device's own.
+            Not under torch.compile, which traces the device's own, and not in what a checkpoint
+            computes again.
         bias, alibi_slopes: as of fa3.attention; not inside of torch.compile(fullgraph=True).
         options: all those of fa3.attention, with their shapes and units. Gradients are bitwise
             repeatable with deterministic=True or torch.use_deterministic_algorithms(True).

@@ -168,6 +168,28 @@ def test_a_pair_of_integers_is_the_tensor_of_them():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_draws_no_other_mask_from_a_given_generator(reentrant, device):
+    """torch gives back the state of its own generators alone before it computes again."""
+    mine = torch.Generator(device).manual_seed(4)
+
+    def call(*tensors):
+        return fa3.attention(*tensors, dropout_p=P, generator=mine)
+
+    out = checkpoint(call, *qkv(device=device), use_reentrant=reentrant)
+    with pytest.raises(fa3.Unsupported, match="^generator: .*; pass dropout_seed"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("run", ["forward", "backward"])
+def test_an_operator_without_a_seed_is_refused(run):
+    q, k, v = (x.detach() for x in qkv())
+    out, lse = torch.ops.fa3.forward(q, k, v)
+    given = (q, k, v) if run == "forward" else (out, q, k, v, out, lse)
+    with pytest.raises(fa3.InvalidArgument, match="^dropout_seed: expected"):
+        getattr(torch.ops.fa3, run)(*given, dropout_p=P)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_recomputes_the_same_mask(reentrant, device):
     q, k, v = qkv(device=device)
 
