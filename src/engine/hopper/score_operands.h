@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a forward kernel with a score function is given beside ForwardParams, and
-// the order of its tiles.
+// What a forward kernel with a score function is given beside ForwardParams, and the order of its
+// tiles.
 #pragma once
 
 #include <cuda.h>
@@ -12,10 +12,9 @@ namespace fa3::hopper {
 
 // Tiles of sequences or heads that read the same part of a captured tensor (a bias of heads, rows
 // and keys, say, which sequences share) come one behind the other, so that it is still in the L2
-// for all but the first. Pure functions of plain numbers.
-//
-// So many head packs and sequences have their tiles together. The order counts a group of them as
-// one sequence and head, with as many times more query blocks.
+// for all but the first: those of `packs` head packs and `batches` sequences. The order of tiles
+// counts such a group as one head pack of one sequence, with count() times the query blocks. Pure
+// functions of plain numbers.
 struct TilesTogether {
   int packs = 1;
   int batches = 1;

@@ -9,7 +9,7 @@
 
 namespace fa3::cuda {
 
-// Zeros, and nothing is read, where the source does not exist. Past the L1 cache.
+// Copies 16 bytes past the L1 cache; zeros, and nothing is read, where the source does not exist.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* global, bool exists) {
   asm volatile(
       "{\n.reg .pred missing;\n"

@@ -20,7 +20,7 @@ FA3_HD constexpr int bytes_of(Element element) {
   return element == Element::kE4m3 ? 1 : 2;
 }
 
-// How one lies in memory.
+// The integers that hold the bits of an element.
 template <Element E>
 using Bits = std::conditional_t<bytes_of(E) == 1, uint8_t, uint16_t>;
 
@@ -60,8 +60,9 @@ FA3_HD constexpr int e4m3_element(int reg, int byte) {
   return reg / 2 * 8 + reg % 2 * 2 + byte / 2 * 4 + byte % 2;
 }
 
-// The hardware takes a lane's four bytes for neighbours: so these columns of the accumulator become
-// that operand's, and the keys of V^T lie in the same order, within each 16 of them.
+// The hardware takes a lane's four bytes for neighbouring columns. So column `column` of the
+// operand is this one of the accumulator, and the keys of V^T lie in the same order, within
+// each 16.
 FA3_HD constexpr int e4m3_key(int column) {
   const int lane = column % 16 / 4, pair = column / 2 % 2;
   return column / 16 * 16 + pair * 8 + lane * 2 + column % 2;

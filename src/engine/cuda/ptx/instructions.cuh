@@ -15,7 +15,7 @@ __device__ __forceinline__ unsigned thread_in_block() {
   return x;
 }
 
-// The compiler computes x before what follows, if it is volatile too.
+// Makes the compiler compute x before the volatile code that follows.
 __device__ __forceinline__ void settle(uint32_t& x) {
   asm volatile("" : "+r"(x));
 }
@@ -53,14 +53,14 @@ __device__ __forceinline__ float rcp(float x) {
   return y;
 }
 
-// The larger one, or NaN.
+// max(a, b), or NaN if one of them is.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
 
-// Four e4m3, the first in the lowest byte. Beyond 448: 448.
+// Packs four numbers as e4m3, the first in the lowest byte. Sizes beyond 448 become 448.
 __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
   uint32_t packed;
   asm("{\n.reg .b16 low, high;\n"
@@ -95,7 +95,8 @@ __device__ __forceinline__ uint32_t pack_positive_pair(float low, float high) {
   return pair;
 }
 
-// Both products. Subnormal numbers count; bf16 has no product alone before compute capability 9.0.
+// Multiplies both halves, subnormal numbers too. bf16 adds -0 to its products, because a
+// multiplication alone needs compute capability 9.0.
 template <Element E>
 __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   uint32_t products;
@@ -107,7 +108,7 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   return products;
 }
 
-// Both of a pair, with zeros for negative ones.
+// Replaces the negative numbers of a pair by zeros.
 template <Element E>
 __device__ __forceinline__ uint32_t positive_pair(uint32_t pair) {
   uint32_t positive;
@@ -133,7 +134,7 @@ __device__ __forceinline__ uint32_t halves_below(uint32_t draws, uint32_t limits
 
 // ---- Global memory, as wide as it is meant: the compiler splits what it cannot align ----
 
-// 16 bytes, or zeros where the condition does not hold.
+// Loads 16 bytes, or zeros where the condition does not hold.
 __device__ __forceinline__ void load_global_if(bool condition, const void* pointer,
                                                uint32_t (&value)[4]) {
   asm volatile(
@@ -146,7 +147,8 @@ __device__ __forceinline__ void load_global_if(bool condition, const void* point
       : "memory");
 }
 
-// 4 bytes that nobody writes, or zeros. Volatile: not to move behind products that are waited for.
+// Loads 4 bytes that nobody writes, or zeros. Volatile, so that the load does not move behind
+// products that are waited for.
 __device__ __forceinline__ uint32_t load_global_word(bool condition, const void* pointer) {
   uint32_t word;
   asm volatile(
@@ -159,7 +161,7 @@ __device__ __forceinline__ uint32_t load_global_word(bool condition, const void*
   return word;
 }
 
-// As many of 8 numbers of 16 bits as `count` says, and zeros.
+// Loads the first `count` of 8 numbers of 16 bits; the others are zeros.
 __device__ __forceinline__ void load_global_numbers(int count, const uint16_t* pointer,
                                                     uint32_t (&value)[4]) {
 #pragma unroll
@@ -176,7 +178,7 @@ __device__ __forceinline__ void load_global_numbers(int count, const uint16_t* p
   }
 }
 
-// What other SMs have written: past the first level of caches.
+// Loads what other SMs have written: not from the L1 cache.
 __device__ __forceinline__ void load_global_if(bool condition, const float* pointer,
                                                float4& value) {
   asm volatile(
@@ -200,7 +202,7 @@ __device__ __forceinline__ float load_global_or(bool condition, const float* poi
   return value;
 }
 
-// 16 bytes, where the condition holds.
+// Stores 16 bytes where the condition holds.
 __device__ __forceinline__ void store_global_if(bool condition, void* pointer,
                                                 const uint32_t (&value)[4]) {
   asm volatile(
@@ -251,8 +253,9 @@ __device__ __forceinline__ void prefetch_to_l2(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }
 
-// The number at `to` becomes the larger of both, or NaN. Floats are ordered as their bits are:
-// those without a sign as signed integers, the others the other way round as unsigned ones.
+// Atomically replaces the number at `to` by the larger of it and `value`, or by NaN. The bits of
+// floats compare like the floats: as signed integers if `value` has no sign; else as unsigned ones
+// in reverse order.
 __device__ __forceinline__ void raise_to(float* to, float value) {
   const int bits = __float_as_int(value);
   if (bits >= 0) {
@@ -264,7 +267,7 @@ __device__ __forceinline__ void raise_to(float* to, float value) {
 
 // ---- Fragments of one warp ----
 
-// An 8 x 8 matrix of 16-bit elements, of which a lane holds two neighbours of a row, transposed.
+// Transposes an 8 x 8 matrix of 16-bit elements, of which a lane holds two neighbours of a row.
 __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
   uint32_t other;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(pair));

@@ -62,12 +62,6 @@ __device__ __forceinline__ void ld_shared_f32x4(uint32_t address, float (&value)
                : "memory");
 }
 
-__device__ __forceinline__ float ld_shared_f32(uint32_t address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
-}
-
 __device__ __forceinline__ void ld_shared_f32x2(uint32_t address, float (&value)[2]) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                : "=f"(value[0]), "=f"(value[1])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two packed elements of 16 bits as floats, the way back from pack_pair.
+// Unpacks two elements of 16 bits to floats: the inverse of pack_pair().
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of a warp's numbers along the diagonals of a tile of 16 keys by 8 n queries: what a function
-// takes from a table by the distance of a key and a query has one gradient for all that lie equally
-// far apart, and an addition to memory costs more than all of this. Next: score_gradient.cuh.
+// Sums of a warp's numbers along the diagonals of a tile of 16 keys by 8 n queries. Where a
+// function reads a table by the distance of key and query, all pairs of one distance add to one
+// gradient. Summing them in registers costs less than one addition to memory. Next:
+// score_gradient.cuh.
 #pragma once
 
 #include "engine/cuda/ptx/add_to_memory.cuh"
@@ -13,8 +14,8 @@ namespace fa3::cuda {
 class DistanceSums {
  public:
   // Numbers come in the order of fragment.h, keys as rows and queries as columns, from all lanes.
-  // table: its elements of all distances, or null. index: the element's in it,
-  // which changes by `step` from key to key and by -step from query to query; then it is clamped.
+  // table: the elements of all distances, or null. index: of the number's element in the table; it
+  // changes by `step` from key to key and by -step from query to query, and is clamped afterwards.
   __device__ __forceinline__ void take(int element, float value, float* table, int index, int step,
                                        int extent) {
     const int neighbour = element % 2;

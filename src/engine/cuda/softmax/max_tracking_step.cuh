@@ -7,9 +7,8 @@
 
 namespace fa3::cuda {
 
-// The thread's first Early of P are computed against that one, in
-// the shadow of the search for the maximum, and multiplied afterwards.
-// Measured: docs/lab/fp8.md.
+// The thread's first `Early` P are computed against the reference of before, while the maximum is
+// looked for, and multiplied afterwards. Measured: docs/lab/fp8.md.
 template <int Early, class Score, int Count>
 __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowState& rows,
                                                   const Score& score,

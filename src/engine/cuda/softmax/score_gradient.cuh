@@ -19,8 +19,8 @@ inline constexpr bool kKeepsScores = kScore.keeps_scores;
 
 // What the body of a gradient sees: of() adds to the gradients of captured tensors, `gradient`
 // being that of what the function returned, and `score` what the function was given, if the body
-// names it (else nothing). A sum for all scores of a thread, or for those of a
-// key, is kept until it is taken, by where it belongs; each tensor has one.
+// names it (else nothing). For each tensor a sum over all scores of a thread, or over those of a
+// key, is kept beside its address until it is added there.
 struct ScoreGradient : ScoreFunction {
   struct Sum {
     float value = 0.0f;

@@ -7,7 +7,7 @@
 
 namespace fa3::cuda {
 
-// A row of a tensor: of which sequence, and which there.
+// The sequence of a tensor's row, and which of the sequence's rows it is.
 struct OwnedRow {
   int64_t b;
   int64_t row;   // of the sequence

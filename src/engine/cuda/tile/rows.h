@@ -26,7 +26,7 @@ struct PackGqa {
   }
 };
 
-// Between neighbours, in elements.
+// Distances between neighbours, in elements.
 struct Strides {
   int64_t batch = 0;
   int64_t head = 0;
@@ -84,8 +84,8 @@ struct PartialInput {
   bool pairs;     // of o's columns are aligned to 8 bytes
 };
 
-// What a row of a split weighs: the sum of its P, relative to a reference to base 2. Two numbers,
-// since beside a large reference a log-sum-exp has no bits for the sum.
+// The weight of a row of a split: the sum of its P, relative to a reference in log2 units. A
+// log-sum-exp would be one number, but beside a large reference it has no bits left for the sum.
 struct alignas(8) PartialSum {
   float ref, sum;
 };

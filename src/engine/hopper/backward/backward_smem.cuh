@@ -30,9 +30,8 @@ enum class HelperWarp : int {
 };
 
 // Hardware barrier numbers; 0 is __syncthreads(). At kQueryDone warpgroup 0 meets where it counts
-// its additions itself. Key warpgroup w
-// stores at kStore + w, and arrives at kKeysDone + w when it no longer reads Q and dO. Its warps
-// exchange draws at kDraws + w.
+// its additions itself. Key warpgroup w stores at kStore + w, and arrives at kKeysDone + w when it
+// no longer reads Q and dO. Its warps exchange draws at kDraws + w.
 enum class BackwardBarrier : int { kQueryDone = 1, kKeysDone = 2, kStore = 4, kDraws = 6 };
 
 // Steps by which the wait for dQ's semaphore may lead, and its release may trail.

@@ -24,7 +24,7 @@ constexpr int smem_bytes_of_each(int blocks) {
   return (kMaxSmemBytes + kOwnSmemBytes) / blocks - kOwnSmemBytes;
 }
 
-// Masks and lengths that a kernel knows, by what calls ask for.
+// Which calls a kernel serves, by their masks and lengths.
 enum class Variant : unsigned char {
   kDense,    // one length for all sequences, full or causal
   kGeneral,  // windows, sinks and lengths of their own too

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Names of kernels. Of the forward: operands, columns and blocks, tiles, then what differs from
-// most kernels
-// ("e4m3 d128/128 128x128 rows of V"). Numbers of stages stay out of a name, so that it lasts when
-// they are tuned. Host only.
+// most kernels ("e4m3 d128/128 128x128 rows of V"). Numbers of stages stay out of a name, so that
+// it lasts when they are tuned. Host only.
 #pragma once
 
 #include <string_view>

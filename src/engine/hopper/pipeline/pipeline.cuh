@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pipelines and turns. A pipeline of shared-memory stages runs between the producer and the
-// consumers. Each stage has two
-// barriers: `full` (the producer's arrival, and the bytes that TMA still has to bring) and `empty`
-// (one arrival from each consumer warp). A PipelineState walks the stages; its phase flips each
-// lap. The producer starts one phase ahead, so its first lap finds every stage empty.
+// consumers. Each stage has two barriers: `full` (the producer's arrival, and the bytes that TMA
+// still has to bring) and `empty` (one arrival from each consumer warp). A PipelineState is a
+// position in the ring of stages, whose phase flips each time round. The producer starts one phase
+// ahead, so that it finds every stage empty at first.
 #pragma once
 
 #include "engine/hopper/pipeline/roles.cuh"

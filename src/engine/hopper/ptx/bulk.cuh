@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// TMA on plain ranges of bytes, and on tiles out of shared memory (PTX ISA,
-// "cp.async.bulk"). Addresses and sizes are multiples of 16 bytes. A load completes on an mbarrier;
-// what leaves shared memory is committed in groups, and the thread that issued it waits for them.
+// TMA loads of plain ranges of bytes into shared memory, and TMA stores of tiles from it (PTX ISA,
+// "cp.async.bulk"). Addresses and sizes are multiples of 16 bytes. A load completes on an mbarrier.
+// Stores are committed in groups, and the thread that issued them waits for the groups.
 #pragma once
 
 #include "engine/hopper/ptx/tma.cuh"
@@ -15,23 +15,6 @@ __device__ __forceinline__ void cp_async_bulk_load(uint32_t smem, const void* gl
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(smem),
       "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_store(void* global, uint32_t smem, uint32_t bytes) {
-  cuda::disturb();
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(smem), "r"(bytes)
-               : "memory");
-}
-
-// global += shared, float by float, in any order with the additions of others.
-__device__ __forceinline__ void cp_reduce_async_bulk_add_f32(float* global, uint32_t smem,
-                                                             uint32_t bytes) {
-  cuda::disturb();
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
-      "r"(smem), "r"(bytes)
       : "memory");
 }
 
@@ -50,14 +33,14 @@ __device__ __forceinline__ void cp_async_bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until at most Pending of this thread's newest groups still read shared memory.
+// Waits until at most Pending of this thread's newest groups still read shared memory.
 template <int Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
   cuda::disturb();
 }
 
-// Until at most Pending of this thread's newest groups have not arrived in global memory.
+// Waits until at most Pending of this thread's newest groups have not arrived in global memory.
 template <int Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Pending) : "memory");

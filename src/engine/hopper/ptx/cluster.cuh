@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CTAs of a cluster, and the shared memory of each other's (PTX ISA, "barrier.cluster", "mapa",
-// "st.async", "cp.async.bulk").
-// A launch without clusters has one CTA in each.
+// CTAs of a cluster, and each other's shared memory (PTX ISA, "barrier.cluster", "mapa",
+// "st.async", "cp.async.bulk"). A launch without clusters has one CTA in each.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +21,8 @@ __device__ __forceinline__ void cluster_arrive() {
   cuda::disturb();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// cluster_arrive() for threads with nothing to show: a release waits until the GPU sees all that
-// the thread has written, sums in global memory too.
+// cluster_arrive() for threads whose writes nobody reads: a release waits until the GPU sees all
+// that the thread has written, sums in global memory too.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   cuda::disturb();
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -33,14 +32,15 @@ __device__ __forceinline__ void cluster_wait() {
   cuda::disturb();
 }
 
-// Where the same object lies in the shared memory of a CTA of the cluster.
+// The address of the same object in the shared memory of CTA `rank` of the cluster.
 __device__ __forceinline__ uint32_t in_block_of_cluster(uint32_t address, unsigned rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
 
-// To the shared memory of a CTA of the cluster, which waits for its bytes at a barrier of its own.
+// Stores to the shared memory of a CTA of the cluster, which waits for the bytes at its own
+// barrier.
 __device__ __forceinline__ void st_async_f32x4(uint32_t address, const float4& v,
                                                uint32_t barrier) {
   cuda::disturb();
@@ -58,8 +58,8 @@ __device__ __forceinline__ void st_async_f32x2(uint32_t address, float2 v, uint3
       "f"(v.x), "f"(v.y), "r"(barrier)
       : "memory");
 }
-// From this CTA's shared memory to that of a CTA of the cluster, which waits for the bytes at a
-// barrier of its own.
+// Copies from this CTA's shared memory to that of a CTA of the cluster, which waits for the bytes
+// at its own barrier.
 __device__ __forceinline__ void cp_async_bulk_to_cluster(uint32_t to, uint32_t from, uint32_t bytes,
                                                          uint32_t barrier) {
   cuda::disturb();
@@ -70,14 +70,14 @@ __device__ __forceinline__ void cp_async_bulk_to_cluster(uint32_t to, uint32_t f
       : "memory");
 }
 
-// At a barrier of a CTA of the cluster, for what this thread has read: without .release.cluster,
-// which waits until all that the thread has written is seen by the GPU.
+// Tells a barrier of a CTA of the cluster what this thread has read: without .release.cluster,
+// which waits until the GPU sees all that the thread has written.
 __device__ __forceinline__ void mbarrier_arrive_in_cluster(uint32_t barrier) {
   cuda::disturb();
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Until the phase of the given parity has completed, with what other CTAs have sent.
+// Waits until the phase of the given parity has completed, with what other CTAs have sent.
 __device__ __forceinline__ void mbarrier_wait_parity_of_cluster(uint32_t barrier, uint32_t parity) {
   cuda::disturb();
   uint32_t done = 0;

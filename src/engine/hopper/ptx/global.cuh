@@ -12,8 +12,8 @@ namespace fa3::hopper::ptx {
 // ---- A flag, by which a thread tells one of another CTA what it has stored (PTX ISA,
 // "st.release", "ld.acquire"), and loads of that ----
 
-// What this thread and those that a barrier has brought here have stored is seen by whoever has
-// waited for the flag.
+// Stores of this thread, and of threads that met it at a barrier before, are seen by the thread
+// that waits for the flag.
 __device__ __forceinline__ void raise_flag(uint64_t* flag, uint64_t value) {
   cuda::disturb();
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
@@ -29,12 +29,12 @@ __device__ __forceinline__ void wait_for_flag(const uint64_t* flag, uint64_t val
   cuda::disturb();
 }
 
-// For the next launch: in this one nobody looks at the flag again.
+// Resets the flag for the next launch: in this one nobody looks at it again.
 __device__ __forceinline__ void take_back_flag(uint64_t* flag, uint64_t value) {
   asm volatile("st.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
-// Two neighbours that another CTA has stored, past the first level of caches; zeros where the
+// Loads two neighbours that another CTA has stored, not from the L1 cache; zeros where the
 // condition does not hold.
 __device__ __forceinline__ void load_pair_if(bool condition, const float* pointer, float& first,
                                              float& second) {
@@ -49,8 +49,8 @@ __device__ __forceinline__ void load_pair_if(bool condition, const float* pointe
 
 // ---- Numbers that CTAs change together (PTX ISA, "atom") ----
 
-// What was there. What this thread and those that a barrier has brought here have stored is seen by
-// whoever finds the sum; this thread sees what the threads before it stored.
+// Adds `value` and returns the number before. Stores of this thread, and of threads that met it at
+// a barrier before, are seen by the threads that add later; this thread sees those of earlier ones.
 __device__ __forceinline__ uint64_t add_in_order(uint64_t* at, uint64_t value) {
   uint64_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
@@ -60,7 +60,7 @@ __device__ __forceinline__ uint64_t add_in_order(uint64_t* at, uint64_t value) {
   return before;
 }
 
-// If it still is what was expected.
+// Replaces the number if it still is `expected`, and returns whether it was.
 __device__ __forceinline__ bool replace(uint64_t* at, uint64_t expected, uint64_t value) {
   uint64_t before;
   asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
@@ -75,9 +75,9 @@ __device__ __forceinline__ bool replace(uint64_t* at, uint64_t expected, uint64_
 using cuda::add_release;
 using cuda::ld_acquire;
 
-// ---- Additions straight from registers, in any order with those of others ----
+// ---- Additions from registers, in any order with those of others ----
 
-// 16 bytes, aligned.
+// To 16 bytes, aligned.
 __device__ __forceinline__ void red_global_add_f32x4(float* pointer, const float (&value)[4]) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "f"(value[0]),
                "f"(value[1]), "f"(value[2]), "f"(value[3])

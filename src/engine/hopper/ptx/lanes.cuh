@@ -22,10 +22,9 @@ inline constexpr bool kEveryLaneArrives = false;
 #endif
 inline constexpr int kArrivalsOfWarp = kEveryLaneArrives ? kLanes : 1;
 
-// An object in shared memory, by an address that the compiler takes for another one. What
-// branches of a kernel hold in common stays in one register for all of them, or is spilled for all
-// of them where one has few registers: this gives a branch an address of its own.
-
+// An object in shared memory, by an address that the compiler takes for that of another. A common
+// address of several branches stays in one register for all of them, or is spilled for all of them
+// if one has few registers: with apart() a branch has an address of its own.
 template <class T>
 __device__ __forceinline__ T& apart(T& shared) {
   uint32_t address = cuda::cvta_to_shared(&shared);
@@ -33,8 +32,8 @@ __device__ __forceinline__ T& apart(T& shared) {
   return *reinterpret_cast<T*>(__cvta_shared_to_generic(address));
 }
 
-// blockIdx.x, of which nothing can be computed before: what is used at the end alone then takes no
-// register in the loop before it.
+// blockIdx.x, read where this stands, so that what follows from it and is used at the end alone
+// takes no register in the loop before.
 __device__ __forceinline__ unsigned block_in_grid() {
   unsigned x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));

@@ -7,23 +7,15 @@
 
 #include "engine/cuda/ptx/disturb.cuh"
 #include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/ptx/sync.cuh"
 
 namespace fa3::hopper::ptx {
 
+using cuda::bar_arrive;
+using cuda::bar_sync;
 using cuda::cvta_to_shared;
 
-__device__ __forceinline__ void bar_sync(int id, int threads) {
-  cuda::disturb();
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-  cuda::disturb();
-}
-
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-  cuda::disturb();
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// As bar_sync(); in how many of the threads `value` is true.
+// bar_sync() that returns in how many of the threads `value` is true.
 __device__ __forceinline__ unsigned bar_count(int id, int threads, bool value) {
   cuda::disturb();
   unsigned count;
@@ -80,7 +72,7 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// Until the kernel before has finished, its stores visible.
+// Waits until the kernel before has finished and its stores are visible.
 __device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

@@ -25,7 +25,7 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Once: the bytes are not read again soon, so that the L2 evicts them before others.
+// once: the bytes are not read again soon, so the L2 cache evicts them before others.
 __device__ __forceinline__ void cp_async_bulk_tensor_load(uint32_t smem, const CUtensorMap& map,
                                                           TileCoordinates at, uint32_t barrier,
                                                           bool once = false) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed numbers: four of 8 bits as pairs of fp16, arithmetic of such pairs; two of 16 bits as
-// floats are every GPU's.
+// Packed numbers: four of 8 bits become two pairs of fp16; arithmetic of such pairs.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +26,7 @@ __device__ __forceinline__ void dequantize(uint32_t four, bool is_e5m2, uint32_t
       : "r"(four), "r"(uint32_t(is_e5m2)));
 }
 
-// a * b + c of each, rounded once.
+// a * b + c of both halves, each rounded once.
 __device__ __forceinline__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));

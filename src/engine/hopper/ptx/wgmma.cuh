@@ -24,7 +24,7 @@ __device__ __forceinline__ void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until at most Pending of the newest groups are unfinished.
+// Waits until at most Pending of the newest groups are unfinished.
 template <int Pending>
 __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");

@@ -9,8 +9,8 @@
 namespace fa3::hopper::tile {
 
 // Some rows of a tile, one copy a slab. Bytes outside the tensor arrive as zeros and count like
-// others. The barrier also waits for `more_bytes` of the copies that follow. Once: the L2 may drop
-// them first.
+// others. The barrier also waits for `more_bytes` of the copies that follow. once: as in
+// cp_async_bulk_tensor_load().
 __device__ __forceinline__ void load_rows(const CUtensorMap& map, TileLayout layout, int rows,
                                           uint32_t smem, uint32_t barrier, ptx::TileCoordinates at,
                                           int more_bytes = 0, bool once = false) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The policies of extra outputs: GateOf<C> finishes O, LogitsOf<C> keeps the largest score. Both do
-// nothing here. The source of a kernel that is
-// compiled at run time includes the others:
+// nothing here. The source of a kernel that is compiled at run time includes the others:
 //   gated_output.cuh  O is multiplied by a gate
 //   max_logit.cuh     the largest score of each head
 #pragma once

@@ -56,7 +56,7 @@ TEST(Machine, the_copy_engine_reads_a_store_after_its_fence_and_the_barrier_afte
         if (fence == Fence::kAfter) ptx::fence_proxy_async();
       } else {
         ptx::bar_sync(1, 64);
-        ptx::cp_async_bulk_store(target, kPlace, 1024);
+        machine::store_bytes(target, kPlace, 1024, false);
         ptx::cp_async_bulk_commit_group();
         ptx::cp_async_bulk_wait_group_read<0>();
       }
@@ -79,7 +79,7 @@ TEST(Machine, an_arrival_tells_what_came_before_it) {
         if (arrives_last) ptx::mbarrier_arrive(kStored);
       } else {
         ptx::mbarrier_wait_parity(kStored, 0);
-        ptx::ld_shared_f32(kPlace);
+        machine::load_shared(kPlace);
       }
     };
   };
@@ -130,11 +130,11 @@ TEST(Machine, the_copy_engine_reads_copies_by_threads_after_barrier_and_fence) {
       if (reader == Reader::kFenceTooEarly) ptx::fence_proxy_async();
       if (reader != Reader::kNoWait) ptx::mbarrier_wait_parity(kCopied, 0);
       if (reader == Reader::kThread) {
-        ptx::ld_shared_f32(kPlace);
+        machine::load_shared(kPlace);
         return;
       }
       if (reader == Reader::kRight || reader == Reader::kNoWait) ptx::fence_proxy_async();
-      ptx::cp_async_bulk_store(target, kPlace, 1024);
+      machine::store_bytes(target, kPlace, 1024, false);
       ptx::cp_async_bulk_commit_group();
       ptx::cp_async_bulk_wait_group_read<0>();
     };
@@ -163,7 +163,7 @@ TEST(Machine, copies_by_threads_overwrite_nothing_that_is_read_and_tell_a_barrie
           ptx::cp_async_mbarrier_arrive(kCopied);
         } else {
           ptx::mbarrier_wait_parity(kCopied, lap);
-          ptx::ld_shared_f32(kPlace);
+          machine::load_shared(kPlace);
           ptx::mbarrier_arrive(kRead);
         }
       }
@@ -186,7 +186,7 @@ TEST(Machine, strips_of_a_buffer_are_warps_own) {
       if (warp < 2) ptx::stmatrix_x4(place, {});
       if (waits || warp < 2) ptx::bar_sync(1, waits ? 128 : 64);
       if (warp < 2) return;
-      ptx::ld_shared_f32(place);
+      machine::load_shared(place);
       ptx::stmatrix_x4(place, {});
     };
   };
@@ -210,7 +210,7 @@ TEST(Machine, the_fence_of_who_was_told_of_a_store_and_stores_there_is_enough) {
       ptx::stmatrix_x4(kPlace, {});
       if (fences) ptx::fence_proxy_async();
       ptx::bar_sync(1, 64);
-      ptx::cp_async_bulk_store(target, kPlace, 1024);
+      machine::store_bytes(target, kPlace, 1024, false);
       ptx::cp_async_bulk_commit_group();
       ptx::cp_async_bulk_wait_group_read<0>();
     };
@@ -234,7 +234,7 @@ TEST(Machine, knowledge_passes_through_a_third_warp) {
         if (!passes_on) ptx::bar_sync(1, 64);
       } else {
         ptx::bar_sync(2, 64);
-        ptx::ld_shared_f32(kPlace);
+        machine::load_shared(kPlace);
       }
     };
   };
@@ -447,7 +447,7 @@ TEST(Machine, what_another_cta_stores_in_global_memory_is_read_behind_its_flag) 
 
 TEST(Machine, bulk_copies_are_of_whole_16_bytes) {
   static float target[4];
-  expect_found(1, kBuffers, [] { ptx::cp_async_bulk_store(target, kPlace + 8, 16); },
+  expect_found(1, kBuffers, [] { machine::store_bytes(target, kPlace + 8, 16, false); },
                {"a copy of 16 bytes at address 1032"});
 }
 

@@ -128,7 +128,7 @@ inline void add_dq(const Tensors& t, Break b) {
   for (int step = 0; step < kSteps; ++step) {
     for (int wg = 0; wg < kMathWarpgroups; ++wg) {
       if (b != Break::kAddedUnasked) ptx::bar_sync(kDqFull + wg, kDqThreads);
-      ptx::cp_reduce_async_bulk_add_f32(t.dq_slice(step, wg), Smem::dq(wg), Smem::kDqBytes);
+      machine::store_bytes(t.dq_slice(step, wg), Smem::dq(wg), Smem::kDqBytes, true);
       ptx::cp_async_bulk_commit_group();
       if (b != Break::kNoWaitRead) ptx::cp_async_bulk_wait_group_read<0>();
       ptx::bar_arrive(kDqEmpty + wg, kDqThreads);

@@ -45,12 +45,9 @@ inline void ld_shared_f32x4(uint32_t address, float (&value)[4]) {
   machine::load_shared(address);
   for (float& x : value) x = 0;
 }
-inline float ld_shared_f32(uint32_t address) {
-  machine::load_shared(address);
-  return 0;
-}
 inline void ld_shared_f32x2(uint32_t address, float (&value)[2]) {
-  value[0] = value[1] = ld_shared_f32(address);
+  machine::load_shared(address);
+  value[0] = value[1] = 0;
 }
 
 inline void st_shared_b16(uint32_t address, uint16_t) {

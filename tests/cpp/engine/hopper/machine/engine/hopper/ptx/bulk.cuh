@@ -10,12 +10,6 @@ inline void cp_async_bulk_load(uint32_t smem, const void* global, uint32_t bytes
                                uint32_t barrier) {
   machine::load_bytes(smem, global, int(bytes), barrier);
 }
-inline void cp_async_bulk_store(void* global, uint32_t smem, uint32_t bytes) {
-  machine::store_bytes(global, smem, int(bytes), false);
-}
-inline void cp_reduce_async_bulk_add_f32(float* global, uint32_t smem, uint32_t bytes) {
-  machine::store_bytes(global, smem, int(bytes), true);
-}
 inline void cp_async_bulk_tensor_store(const CUtensorMap& map, TileCoordinates at, uint32_t smem) {
   machine::store_tile(map, at, smem);
 }

@@ -10,7 +10,6 @@ namespace fa3::hopper::ptx {
 using cuda::ld_shared_b32;
 using cuda::ld_shared_b32x2;
 using cuda::ld_shared_b32x4;
-using cuda::ld_shared_f32;
 using cuda::ld_shared_f32x2;
 using cuda::ld_shared_f32x4;
 using cuda::ldmatrix_x4;
