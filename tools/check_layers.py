@@ -57,6 +57,8 @@ HOPPER_ROOMS = {
     "decode/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
     "backward/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "latent/": "pipeline/ config/ tile/ ptx/ engine.h",
+    "latent/narrow/": "latent/latent_ pipeline/ config/ tile/ ptx/",
+    "latent/wide/": "latent/latent_ pipeline/ config/ tile/ ptx/",
     "tutorial/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "kernels/": "config/ tile/",
     "instances/": "kernels/ forward/ decode/ backward/ config/",

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention to a latent cache: up to 64 query rows a CTA against keys whose first 512 channels are
-// the values too. CTAs of 64 rows: latent_wide_rows.cuh. Of fewer, A and B of the products are
-// swapped: S^T = K Q^T and O^T += V^T P^T by wgmma, keys and channels as the 64 rows of A, query
-// rows as 16 or 32 columns of B. So a block of keys lies in shared memory once and serves both
-// products, K-major and MN-major, and few query rows waste no product.
+// the values too. CTAs of 64 rows: wide/. Of fewer (narrow/), A and B of the products are swapped:
+// S^T = K Q^T and O^T += V^T P^T by wgmma, keys and channels as the 64 rows of A, query rows as 16
+// or 32 columns of B. So a block of keys lies in shared memory once and serves both products,
+// K-major and MN-major, and few query rows waste no product.
 //
 // These are memory-bound: a block of 64 keys has 72 KB, which an SM's share of the memory brings in
 // 4,070 clocks at 4.2 TB/s. S^T, softmax and O^T of a block take 2,330 clocks one after the other
@@ -19,16 +19,18 @@
 // With 64 rows the products of a block take longer than its rows from memory, and two consumers
 // share a block's work (latent_wide_rows.cuh). Rows of bytes become fp16 in the loader.
 //
-// Read first: latent_params.h. Next: latent_loader.cuh, latent_rows.cuh.
+// Read first: latent_params.h. Next: narrow/latent_loader.cuh, narrow/latent_rows.cuh;
+// wide/latent_wide_rows.cuh.
 #pragma once
 
-#include "engine/hopper/latent/latent_byte_loader.cuh"
-#include "engine/hopper/latent/latent_byte_rows.cuh"
-#include "engine/hopper/latent/latent_loader.cuh"
-#include "engine/hopper/latent/latent_rows.cuh"
 #include "engine/hopper/latent/latent_segments.cuh"
-#include "engine/hopper/latent/latent_wide_byte_loader.cuh"
-#include "engine/hopper/latent/latent_wide_rows.cuh"
+#include "engine/hopper/latent/narrow/latent_byte_loader.cuh"
+#include "engine/hopper/latent/narrow/latent_byte_rows.cuh"
+#include "engine/hopper/latent/narrow/latent_loader.cuh"
+#include "engine/hopper/latent/narrow/latent_rows.cuh"
+#include "engine/hopper/latent/wide/latent_wide_byte_loader.cuh"
+#include "engine/hopper/latent/wide/latent_wide_loader.cuh"
+#include "engine/hopper/latent/wide/latent_wide_rows.cuh"
 
 namespace fa3::hopper {
 

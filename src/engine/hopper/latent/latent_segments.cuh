@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/hopper/latent/latent_shape.h"
+#include "engine/hopper/ptx/lanes.cuh"
 
 namespace fa3::hopper {
 

@@ -21,9 +21,9 @@
 #include <type_traits>
 
 #include "engine/cuda/ptx/instructions.cuh"
-#include "engine/hopper/latent/latent_scaled_queries.cuh"
-#include "engine/hopper/latent/latent_wide_ring.cuh"
-#include "engine/hopper/latent/latent_wide_scores.cuh"
+#include "engine/hopper/latent/wide/latent_scaled_queries.cuh"
+#include "engine/hopper/latent/wide/latent_wide_ring.cuh"
+#include "engine/hopper/latent/wide/latent_wide_scores.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 

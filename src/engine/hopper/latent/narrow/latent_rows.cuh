@@ -4,7 +4,7 @@
 // O^T += V^T P^T, of which it has as many of every 64 channels. Next: latent_scores.cuh.
 #pragma once
 
-#include "engine/hopper/latent/latent_scores.cuh"
+#include "engine/hopper/latent/narrow/latent_scores.cuh"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/ptx/wgmma.cuh"
 #include "engine/hopper/ptx/wgmma_narrow.cuh"

@@ -17,8 +17,9 @@
 
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/latent/latent_keys.cuh"
+#include "engine/hopper/latent/latent_query_factor.cuh"
 #include "engine/hopper/latent/latent_shape.h"
-#include "engine/hopper/latent/latent_wide_ring.cuh"
+#include "engine/hopper/latent/wide/latent_wide_ring.cuh"
 #include "engine/hopper/ptx/constant.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
 #include "engine/hopper/ptx/e4m3.cuh"
@@ -94,7 +95,6 @@ class LatentWideByteLoader {
   static constexpr int kHalfBytes = Ring::kHalfSlabs * kSlabChannels;  // of a row
   static constexpr bool kHasRope = C.slabs() > kValueSlabs;
   static constexpr int kLineBytes = 128, kRowLines = 6;  // that a row touches, at most
-  static constexpr int kBias = 127, kMantissaBits = 23;  // of floats
   static constexpr int kTopOfScales = 6;
   static constexpr uint32_t kInfinite = 0x7f800000;
 
@@ -149,8 +149,8 @@ class LatentWideByteLoader {
       if (exists && size < kInfinite) most = max(most, int(size));
     }
     most = __reduce_max_sync(0xffffffff, most);
-    const int unit = max((most >> kMantissaBits) - kBias - kTopOfScales, kLeastLatentUnit);
-    const float to_unit = __uint_as_float(uint32_t(kBias - unit) << kMantissaBits);
+    const int unit = max((most >> kMantissaBits) - kExponentBias - kTopOfScales, kLeastLatentUnit);
+    const float to_unit = power_of_two(kExponentBias - unit);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float by_unit = exists ? __uint_as_float(rows.scales[i]) * to_unit : 0.0f;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queries of CTAs of 64 rows as operands beside rows of bytes: fp16, and the rope channels bf16. A
-// row is multiplied by the power of two that brings its largest number to 2^7..2^8: exact for
-// numbers down to 2^-21 of the largest.
+// Queries of CTAs of 64 rows as operands beside rows of bytes: fp16, and the rope channels bf16.
+// All are multiplied by the row's factor (latent_query_factor.cuh): exact for numbers down to 2^-21
+// of the largest.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/latent/latent_queries.cuh"
+#include "engine/hopper/latent/latent_query_factor.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 
 namespace fa3::hopper {
@@ -31,18 +32,6 @@ class LatentScaledQueries : protected LatentQueries<C, C.consumer_threads()> {
  private:
   static constexpr int kThreads = 8, kChunkChannels = tile::kChunkBytes / 2;  // of a row
   static_assert(kThreads * kChunkChannels == kSlabChannels);
-  // Exponents of floats, with their bias.
-  static constexpr int kBias = 127, kMantissaBits = 23, kTop = 7;
-
-  static __device__ __forceinline__ float power(int exponent) {
-    return __uint_as_float(uint32_t(exponent) << kMantissaBits);
-  }
-  static __device__ __forceinline__ float low_of(uint32_t pair) {
-    return __uint_as_float(pair << 16);
-  }
-  static __device__ __forceinline__ float high_of(uint32_t pair) {
-    return __uint_as_float(pair & 0xffff0000u);
-  }
 
   template <class StoreFactor>
   __device__ __forceinline__ void load_row(int tile_row, const StoreFactor& store_factor) const {
@@ -61,31 +50,17 @@ class LatentScaledQueries : protected LatentQueries<C, C.consumer_threads()> {
       cuda::load_global_if(exists, slab < kValueSlabs ? own + slab * kSlabChannels : rope,
                            pairs[slab]);
     }
-    float most = 0.0f;
-#pragma unroll
-    for (const uint32_t(&chunk)[4] : pairs) {
-#pragma unroll
-      for (const uint32_t pair : chunk) {
-        most = fmaxf(most, fmaxf(fabsf(low_of(pair)), fabsf(high_of(pair))));
-      }
-    }
-#pragma unroll
-    for (int distance = 1; distance < kThreads; distance *= 2) {
-      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, distance));
-    }
-    // Infinity is left as it is, whatever the factor, and so are zeros.
-    const int exponent = min(int(__float_as_uint(most) >> kMantissaBits), 2 * kBias);
-    const int to_top = exponent == 0 ? kBias : min(2 * kBias + kTop - exponent, 2 * kBias - 1);
-    const float factor = power(to_top);
-    if (thread_ % kThreads == 0) store_factor(tile_row, power(2 * kBias - to_top));
+    const int exponent = largest_exponent<kThreads>(pairs);
+    const int to_top = exponent == 0 ? kExponentBias : exponent_to_top(exponent);  // zeros stay
+    const float factor = power_of_two(to_top);
+    if (thread_ % kThreads == 0) store_factor(tile_row, power_of_two(inverse_exponent(to_top)));
     const uint32_t to = q_ + uint32_t(kQ.chunk_offset(tile_row, channel));
 #pragma unroll
     for (int slab = 0; slab < C.slabs(); ++slab) {
 #pragma unroll
       for (uint32_t& pair : pairs[slab]) {
-        const float low = low_of(pair) * factor, high = high_of(pair) * factor;
-        pair = slab < kValueSlabs ? cuda::pack_pair<Element::kFp16>(low, high)
-                                  : cuda::pack_pair<Element::kBf16>(low, high);
+        pair = slab < kValueSlabs ? scaled_pair<Element::kFp16>(pair, factor)
+                                  : scaled_pair<Element::kBf16>(pair, factor);
       }
       ptx::st_shared_b32x4(to + uint32_t(slab * C.slab_of_q_bytes()), pairs[slab]);
     }

@@ -4,10 +4,9 @@
 // instruction a number, and no copy of 16 bits goes through shared memory. The scales of a key
 // multiply its scores and its P, once for each group of 128 channels.
 //
-// The operands B are in fp16 too. A query row is multiplied by a power of two that brings its
-// largest number to 2^7..2^8, and its scores by the inverse: exact for numbers down to 2^-25 of the
-// largest, and off by 2^-34 of that below. P times the scale of a group is multiplied by the power
-// of two that brings the largest scale so far to 2^14..2^15: 11 bits where that product is 2^-29 of
+// The operands B are in fp16 too. A query row is multiplied by a power of two, and its scores by
+// the inverse (latent_byte_queries.cuh). P times the scale of a group is multiplied by the power of
+// two that brings the largest scale so far to 2^14..2^15: 11 bits where that product is 2^-29 of
 // the largest scale, or more.
 //
 // CTAs of 16 rows: both consumers have the same query rows, and take blocks in turn; at the end the
@@ -20,7 +19,7 @@
 // Next: latent_scores.cuh.
 #pragma once
 
-#include "engine/hopper/latent/latent_scores.cuh"
+#include "engine/hopper/latent/narrow/latent_byte_queries.cuh"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/ptx/e4m3.cuh"
 #include "engine/hopper/ptx/wgmma.cuh"
@@ -30,26 +29,24 @@
 namespace fa3::hopper {
 
 template <LatentShape C>
-class LatentByteRows : LatentScores<C> {
+class LatentByteRows : LatentByteQueries<C> {
+  using Queries = LatentByteQueries<C>;
   using Scores = LatentScores<C>;
+  using Queries::kHasRope, Queries::kQLayout;
   using Scores::consumer_, Scores::warp_, Scores::ref_, Scores::sum_;
   using Scores::kColumns, Scores::kRows, Scores::kScores;
   using Scores::params_, Scores::q_, Scores::thread_, Scores::tile_, Scores::first_row_;
   static constexpr bool kTakesTurns = C.rows == kRows;
-  static constexpr bool kHasRope = C.slabs() > kValueSlabs;
   static constexpr int kGroups = Group128::kGroups, kRowBytes = Group128::kRowBytes;
   static constexpr int kSteps = Group128::kGroupChannels / 16;  // products of a group's channels
   static constexpr int kKeySteps = kLatentBlockKeys / 16;
-  static constexpr tile::TileLayout kQLayout{kRows, kSlabChannels};
   static constexpr tile::TileLayout kPLayout{kRows, kLatentBlockKeys};
   static constexpr int kQBytes = C.slabs() * C.slab_of_q_bytes();
   static constexpr int kOperandBytes = kQBytes + kGroups * kPLayout.bytes();
 
   // A's registers for the products of 128 channels, or of 128 values and all keys.
   using Fragments = uint32_t[kSteps][4];
-  // Powers of two as the exponents of floats, with their bias.
-  static constexpr int kBias = 127, kMantissaBits = 23;
-  static constexpr int kTopOfQ = 7, kTopOfScales = 14;
+  static constexpr int kTopOfScales = 14;
   static constexpr int kLeastExponent = kTopOfScales + 1;  // the power that undoes it is normal
 
  public:
@@ -70,7 +67,7 @@ class LatentByteRows : LatentScores<C> {
   // Loads the tile's queries. Rows behind the last are zeros.
   __device__ __forceinline__ void start(const LatentTile& tile, int first_row) {
     Scores::start(tile, first_row + (kTakesTurns ? 0 : consumer_ * kRows));
-    load_queries();
+    this->load_queries([this](int row, float factor) { smem_.q_factors[consumer_][row] = factor; });
     this->sync();
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) q_factor_[c] = smem_.q_factors[consumer_][this->row_of(c)];
@@ -91,7 +88,7 @@ class LatentByteRows : LatentScores<C> {
     this->add_up_sums();
 #pragma unroll
     for (int i = 0; i < kValueSlabs; ++i) {
-      const float factor = power(exponent_[i / 2] - kTopOfScales);
+      const float factor = power_of_two(exponent_[i / 2] - kTopOfScales);
 #pragma unroll
       for (float& o : output_[i]) o *= factor;
     }
@@ -112,9 +109,9 @@ class LatentByteRows : LatentScores<C> {
   __device__ __forceinline__ LatentByteRows(const LatentParams& params, Smem& smem,
                                             const Pipeline<C.stages()>& pipeline, uint32_t stages,
                                             int thread, int consumer)
-      : Scores(params, smem.statistics[consumer],
-               ptx::cvta_to_shared(smem.operands) + uint32_t(consumer * kOperandBytes), consumer,
-               thread),
+      : Queries(params, smem.statistics[consumer],
+                ptx::cvta_to_shared(smem.operands) + uint32_t(consumer * kOperandBytes), consumer,
+                thread),
         smem_(smem),
         pipeline_(pipeline),
         stages_(stages),
@@ -122,92 +119,6 @@ class LatentByteRows : LatentScores<C> {
 
   __device__ __forceinline__ bool stores() const {
     return !kTakesTurns || consumer_ == 0;
-  }
-
-  // 2^(exponent - kBias), for 1 to 254.
-  static __device__ __forceinline__ float power(int exponent) {
-    return __uint_as_float(uint32_t(exponent) << kMantissaBits);
-  }
-
-  // ---- Queries ----
-
-  // A warp has four rows. Of each, eight lanes have 16 bytes of every slab of Q and of the rope
-  // channels.
-  __device__ __forceinline__ void load_queries() {
-    constexpr int kLanes = 8, kChunkChannels = 8;
-    const MlaProblem& p = params_.problem;
-    const int own_row = thread_ / kLanes, own = ptx::lane() % kLanes;
-    const int row = first_row_ + own_row, token = row / params_.heads;
-    const int64_t b = p.lengths_q.packed() ? 0 : tile_.b, head = row - token * params_.heads;
-    const bool exists = row < tile_.rows;
-    const uint16_t *from = nullptr, *rope_from = nullptr;
-    if (exists) {
-      from = p.q.at<uint16_t>(b, tile_.first_token + token, head);
-      rope_from = p.q_rope_dim == 0 ? from + kLatentValueDim
-                                    : p.q_rope.at<uint16_t>(b, tile_.first_token + token, head);
-    }
-    // Slab 2 g + n has of group g the words 8 n to 8 n + 7 and those 16 behind.
-    const int in_group = own / 4 * kSlabChannels + own % 4 * kChunkChannels;
-    uint32_t values[kValueSlabs][4], rope[4];
-#pragma unroll
-    for (int slab = 0; slab < kValueSlabs; ++slab) {
-      const int first = slab / 2 * Group128::kGroupChannels + slab % 2 * 32;
-      cuda::load_global_if(exists, from + first + in_group, values[slab]);
-    }
-    if constexpr (kHasRope) {
-      cuda::load_global_if(exists, rope_from + own * kChunkChannels, rope);
-    }
-    float most = 0.0f;
-#pragma unroll
-    for (const uint32_t(&pairs)[4] : values) {
-#pragma unroll
-      for (const uint32_t pair : pairs) {
-        most = fmaxf(most, fmaxf(fabsf(low_of(pair)), fabsf(high_of(pair))));
-      }
-    }
-#pragma unroll
-    for (int distance = 1; distance < kLanes; distance *= 2) {
-      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, distance));
-    }
-    // Infinity is left as it is, whatever the factor.
-    const int exponent = min(int(__float_as_uint(most) >> kMantissaBits), 2 * kBias);
-    const int to_top = min(2 * kBias + kTopOfQ - exponent, 2 * kBias - 1);
-    const float factor = power(to_top);
-    if (own == 0) smem_.q_factors[consumer_][own_row] = power(2 * kBias - to_top);
-    // 16 bytes are what one lane has in two products, and what two lanes have in one of the rope's.
-    const int lane = own / 4 * 2 + own % 2, chunk = own % 4 / 2 * 4;
-#pragma unroll
-    for (int slab = 0; slab < kValueSlabs; ++slab) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t pair = values[slab][i];
-        store_query(own_row, slab, chunk + i, lane,
-                    cuda::pack_pair<Element::kFp16>(low_of(pair) * factor, high_of(pair) * factor));
-      }
-    }
-    if constexpr (kHasRope) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        store_query(own_row, kValueSlabs, own % 4 * 2 + i % 2, own / 4 * 2 + i / 2, rope[i]);
-      }
-    }
-    ptx::fence_proxy_async();
-  }
-
-  static __device__ __forceinline__ float low_of(uint32_t pair) {
-    return __uint_as_float(pair << 16);
-  }
-  static __device__ __forceinline__ float high_of(uint32_t pair) {
-    return __uint_as_float(pair & 0xffff0000u);
-  }
-
-  // Two channels: chunks 2 s and 2 s + 1 of a slab have those of product s, lane by lane.
-  __device__ __forceinline__ void store_query(int row, int slab, int chunk, int lane,
-                                              uint32_t pair) const {
-    constexpr tile::TileLayout kQ = kQLayout;
-    ptx::st_shared_b32(q_ + uint32_t(slab * C.slab_of_q_bytes() + row * kQ.row_bytes() +
-                                     kQ.swizzled_chunk(chunk, row) * tile::kChunkBytes + lane * 4),
-                       pair);
   }
 
   // ---- A block ----
@@ -398,7 +309,7 @@ class LatentByteRows : LatentScores<C> {
     constexpr tile::TileLayout kP = kPLayout;
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      const float to_top = power(2 * kBias + kTopOfScales - exponent_[group]);
+      const float to_top = power_of_two(2 * kExponentBias + kTopOfScales - exponent_[group]);
       uint32_t pairs[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
