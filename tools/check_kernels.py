@@ -283,14 +283,13 @@ def ampere_backward(
     return ExpectedMma(of_scores + of_sums + of_dq)
 
 
-def ampere_forward(
-    d: int, dv: int, block_m: int, block_n: int, stages: int, warps: int, *rest: int
-) -> Expected:
+def ampere_forward(d: int, dv: int, block_m: int, block_n: int, *rest: int) -> Expected:
     """No wgmma, and no spilled register.
 
     Softmax is there guarded and ordinary, and softcap of large products has one more exponential;
     the rest are factors of rows.
     """
+    warps = 1 if block_m == 16 else 4
     scores = block_m // warps // 16 * block_n // 2
     return Expected(0, 0, 0, 3 * scores, 64, 0, 0)
 

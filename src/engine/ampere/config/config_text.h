@@ -9,10 +9,10 @@
 namespace fa3::ampere {
 
 constexpr auto fields_of(const ForwardConfig& config) {
-  const auto& [element, head_dim, head_dim_v, block_m, block_n, stages, warps, ctas_per_sm,
-               q_columns, dropout, quantized, block_mask, outputs] = config;
-  return std::tie(element, head_dim, head_dim_v, block_m, block_n, stages, warps, ctas_per_sm,
-                  q_columns, dropout, quantized, block_mask, outputs);
+  const auto& [element, head_dim, head_dim_v, block_m, block_n, stages, ctas_per_sm, q_columns,
+               dropout, quantized, block_mask, outputs] = config;
+  return std::tie(element, head_dim, head_dim_v, block_m, block_n, stages, ctas_per_sm, q_columns,
+                  dropout, quantized, block_mask, outputs);
 }
 static_assert(cuda::has_all_fields<ForwardConfig>());
 

@@ -22,11 +22,10 @@ struct ForwardConfig {
   Element element = Element::kBf16;
   int head_dim = 0;    // columns of Q and K, and
   int head_dim_v = 0;  // of V and O: multiples of 32
-  int block_m = 0;     // query rows of a CTA
+  int block_m = 0;     // query rows of a CTA: 16 of one warp, or more of four
   int block_n = 0;     // keys of a step, a multiple of 16
   int stages = 2;  // of K and V. 2: one is read while the other is filled. 1: K is filled while V
                    // is read, and the other way round
-  int warps = 4;
   int ctas_per_sm = 1;  // for which registers are left
   int q_columns = 0;    // of Q whose fragments stay in registers; a step reads the others again
   bool dropout = false;
@@ -43,7 +42,7 @@ struct ForwardConfig {
   // This tile with registers left for a score function: its kernel is compiled at run time.
   FA3_HD constexpr ForwardConfig with_score_function() const {
     ForwardConfig c = *this;
-    if (block_m == kRowsPerWarp) return c;
+    if (warps() == 1) return c;
     const int most = head_dim == 128 ? 48 : 64;
     if (block_n > most) c.block_n = most;
     if (ctas_per_sm > 2) c.ctas_per_sm = 2;
@@ -52,8 +51,9 @@ struct ForwardConfig {
 
   FA3_HD constexpr bool gated() const { return outputs.gate != Gate::kNone; }
 
-  FA3_HD constexpr int threads() const { return warps * kWarpSize; }
-  FA3_HD constexpr int warp_rows() const { return block_m / warps; }
+  FA3_HD constexpr int warps() const { return block_m == kRowsPerWarp ? 1 : 4; }
+  FA3_HD constexpr int threads() const { return warps() * kWarpSize; }
+  FA3_HD constexpr int warp_rows() const { return block_m / warps(); }
   FA3_HD constexpr int row_tiles() const { return warp_rows() / kRowsPerWarp; }  // of a warp
 
   // Binary orders that scores may rise before a guard fires (cuda/softmax/score.cuh). fp16 has no

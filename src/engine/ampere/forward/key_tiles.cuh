@@ -19,7 +19,7 @@ class KeyTiles {
   // With three CTAs on an SM, and under a block mask, there are too few registers; where a warp is
   // a CTA others have products.
   static constexpr bool kAsksBetween =
-      !C.quantized && !C.block_mask && C.warps > 1 && C.ctas_per_sm <= 2;
+      !C.quantized && !C.block_mask && C.warps() > 1 && C.ctas_per_sm <= 2;
 
   __device__ __forceinline__ KeyTiles(const ForwardParams& params, const TileWork<C>& work,
                                       uint32_t stages)

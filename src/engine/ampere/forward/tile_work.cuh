@@ -38,7 +38,7 @@ struct TileWork {
   int keys_left;   // of the sequence, from block 0 on; and where these begin, unless in pages:
   const uint16_t* k;
   const uint16_t* v;
-  WarpWork of_warp[C.warps];
+  WarpWork of_warp[C.warps()];
   [[no_unique_address]] std::conditional_t<C.block_mask, MaskedVisits, NoVisits> visits;
 
   __device__ __forceinline__ int first_row(int warp) const {

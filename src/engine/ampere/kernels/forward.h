@@ -40,10 +40,6 @@ constexpr ForwardConfig with_dropout(ForwardConfig c) {
   c.dropout = true;
   return c;
 }
-constexpr ForwardConfig of_one_warp(ForwardConfig c) {
-  c.warps = 1;
-  return c;
-}
 constexpr ForwardConfig quantized(ForwardConfig c) {
   c.quantized = true;
   return c;
@@ -54,9 +50,9 @@ constexpr ForwardConfig with_block_mask(ForwardConfig c) {
   return c;
 }
 
-inline constexpr ForwardConfig kFewRows64 = of_one_warp(with_q(tile_of(64, 16, 64, 6), 64)),
-                               kFewRows128 = of_one_warp(with_q(tile_of(128, 16, 32, 6), 128)),
-                               kFewRows256 = of_one_warp(tile_of(256, 16, 32, 3));
+inline constexpr ForwardConfig kFewRows64 = with_q(tile_of(64, 16, 64, 6), 64),
+                               kFewRows128 = with_q(tile_of(128, 16, 32, 6), 128),
+                               kFewRows256 = tile_of(256, 16, 32, 3);
 
 inline constexpr char kWideWarp[] = "32 rows a warp: each fragment of K and V serves two products";
 inline constexpr char kDrawing[] = "16 rows a warp leave registers for the draws";

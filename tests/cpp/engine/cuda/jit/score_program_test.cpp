@@ -52,7 +52,7 @@ TEST(ConfigText, tells_configs_apart_by_every_field) {
   expect_that_every_field_tells(ampere::BackwardConfig{});
   expect_that_every_field_tells(cuda::ScoreTraits{});
   EXPECT_EQ(cuda::text_of(ampere::ForwardConfig{}),
-            "{Element(1), 0, 0, 0, 0, 2, 4, 1, 0, false, false, false, "
+            "{Element(1), 0, 0, 0, 0, 2, 1, 0, false, false, false, "
             "{Gate(0), GateType(0), false}}");
 }
 
