@@ -315,8 +315,7 @@ inline constexpr auto kListedRows = join(
                                    .overlaps = false,
                                    .ping_pong = false},
                                   "a row of blocks is work for two warpgroups: two CTAs of them "
-                                  "keep tensor cores busier than one that overlaps",
-                                  {.more_tiles_than_ctas = true}))),
+                                  "keep tensor cores busier than one that overlaps"))),
     dense_and_varlen(kListed64), dense_and_varlen(kListed128));
 
 // ---- Score functions. Three warpgroups have registers for functions that capture nothing, or add

@@ -19,7 +19,6 @@ struct Limits {
   int64_t most_keys = INT64_MAX;  // that a query may see
   int64_t most_rows = INT64_MAX;  // query rows of a sequence, heads packed
   int64_t most_rows_of_key = INT64_MAX;  // query rows that see a key, on average
-  bool more_tiles_than_ctas = false;     // tiles come in more than one wave
 };
 
 struct Row {

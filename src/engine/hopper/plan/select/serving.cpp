@@ -92,15 +92,15 @@ bool is_served(const Request& r) {
 }
 
 bool suits(const Tile& tile, const Request& r) {
-  const auto& [least_keys, most_keys, most_rows, most_rows_of_key, more_tiles_than_ctas] =
-      form_of(tile, r)->limits;
-  const auto has_more_tiles = [&] {
-    const Kernel& c = tile.kernel();
+  const auto& [least_keys, most_keys, most_rows, most_rows_of_key] = form_of(tile, r)->limits;
+  const Kernel& c = tile.kernel();
+  // A tile without overlap gains by another CTA on its SM: by more than one wave of tiles.
+  const auto has_waves = [&] {
     return num_tiles(c, r.call, PackGqa{}) > int64_t{r.num_sms} * c.shape.ctas_per_sm;
   };
   return r.sizes.longest >= least_keys && r.sizes.keys <= most_keys && r.sizes.rows <= most_rows &&
          (most_rows_of_key == INT64_MAX || rows_of_key(r.call) <= most_rows_of_key) &&
-         (!more_tiles_than_ctas || has_more_tiles());
+         (c.shape.overlaps || has_waves());
 }
 
 Tile first_that_suits(const Request& r) {
