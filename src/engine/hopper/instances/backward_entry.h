@@ -26,7 +26,8 @@ struct BackwardKernel {
   int smem_bytes;                  // of both main kernels
   const void* main_deterministic;  // config.deterministic()
 
-  // Dense kernels have their own, or those of the row for all calls with the same head dims.
+  // Dense kernels have their own, or those of the row for all calls with the same head dims, if
+  // that has the same query blocks.
   StepSplitKernels splits;
 
   // General kernels, if a warpgroup's registers hold dK and dV; else null.

@@ -29,8 +29,11 @@ ForwardKernel forward_kernel_at(const Row& row, Element element, Outputs outputs
 
 BackwardKernel backward_kernel_at(const BackwardRow& row, Element element) {
   BackwardKernel kernel = cuda::entry_of(row, element)();
-  if (is_for_some_dense_calls(row.kernel)) {
-    kernel.splits = cuda::entry_of(row_for_all_calls(row.kernel), element)().splits;
+  if (!is_for_some_dense_calls(row.kernel)) return kernel;
+  const BackwardRow& other = row_for_all_calls(row.kernel);
+  // Split steps have the same query blocks as the kernels before and after them.
+  if (other.kernel.shape.block_m == row.kernel.shape.block_m) {
+    kernel.splits = cuda::entry_of(other, element)().splits;
   }
   return kernel;
 }

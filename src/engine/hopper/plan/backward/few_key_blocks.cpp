@@ -73,9 +73,8 @@ int splits_of_causal(const BackwardPlan& plan, int num_sms) {
 bool can_split(const BackwardPlan& plan) {
   const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
-  // The kernel of long sums has other query blocks than the one that splits steps.
-  const bool has_kernel = !c.general() && !c.persistent() && !c.has_long_sums() &&
-                          plan.kernel.splits.config.splits_steps();
+  const bool has_kernel =
+      !c.general() && !c.persistent() && plan.kernel.splits.config.splits_steps();
   return has_kernel && !a.deterministic && !a.batch_invariant && !a.has_score_function;
 }
 
