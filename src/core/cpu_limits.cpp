@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "core/error.h"
+
 namespace fa3 {
 namespace {
 
@@ -67,7 +69,7 @@ int cgroup_cpu_limit(const std::string& root) {
     if (controllers.empty()) {
       least = std::min(least, least_limit(mounts, path, limit_of_version_2));
     } else if (has_cpu(controllers)) {
-      const std::string mount = mounts + "/" + controllers;
+      const std::string mount = concat(mounts, "/", controllers);
       least = std::min(least, least_limit(mount, path, limit_of_version_1));
       least = std::min(least, least_limit(mounts + "/cpu", path, limit_of_version_1));
     }

@@ -182,6 +182,8 @@ fa3_status fa3_ring_calls(const fa3_ring_rectangle* of, int64_t count, int32_t j
     if (join < FA3_RING_APART || join > FA3_RING_WHOLE) {
       return invalid("join: expected an fa3_ring_join, got ", join);
     }
+    *num_calls = 0;
+    if (count == 0) return {};
     std::vector<ring::Rectangle> found;
     FA3_TRY(ring::read_rectangles(of, count, &found));
     const std::vector<ring::Call> made = ring::calls_of(found, static_cast<ring::Join>(join));

@@ -133,7 +133,7 @@ FA3_HD constexpr PhiloxKey dropout_call_key(uint64_t seed, uint64_t offset) {
 constexpr uint32_t dropout_threshold(float p) {
   if (p <= 0.0f) return 0;
   if (p >= 1.0f) return 65536;
-  const auto nearest = static_cast<uint32_t>(p * 65536.0f + 0.5f);
+  const uint32_t nearest = (static_cast<uint32_t>(p * 131072.0f) + 1) / 2;
   return nearest < 1 ? 1 : nearest > 65535 ? 65535 : nearest;
 }
 
@@ -176,7 +176,7 @@ class DropoutRow {
       const PhiloxWords words = dropout_words(part_, key, head_.key);
       const DropoutDraws draws = dropout_draws(words);
       const uint32_t limit = dropout_.limit(words.word[0] >> 31 != 0);
-      for (int i = 0; i < 16; ++i) {
+      for (int64_t i = 0; i < 16; ++i) {
         const int64_t at = pair + i / 2 * 8 + i % 2;
         const bool rare = draws.draw(query_, at) < limit;
         kept_ |= uint64_t{rare == dropout_.drops_most()} << at;
