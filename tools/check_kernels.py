@@ -193,17 +193,7 @@ DECODE_SPILLED = {(64, 8): 2, (128, 8): 2, (256, 16): 14}
 
 
 def decode(
-    e4m3: int,
-    d: int,
-    dv: int,
-    block_m: int,
-    block_n: int,
-    overlaps: int,
-    narrow: int,
-    guarded: int,
-    dropout: int,
-    variant: int,
-    transposes: int,
+    *, d: int, block_m: int, block_n: int, narrow: int, variant: int, **others: int
 ) -> Expected:
     """No wgmma; a weight for each score of a slot and lane.
 

@@ -50,15 +50,26 @@ inline void zero_unused_rows(const Operand& operand, const Lengths& lengths, int
   });
 }
 
-// ... and the LSE is -inf.
-inline void fill_unused_lse(const RowScalars& lse, const Lengths& lengths, int64_t batch,
-                            int64_t heads) {
-  if (lse.data == nullptr) return;
-  for_each_unused_row(lengths, batch, [&](int64_t b, int64_t row) {
-    for (int64_t h = 0; h < heads; ++h) {
-      *lse.at(b, h, row) = -std::numeric_limits<float>::infinity();
+// Results of a forward: zeros, and an LSE of -inf.
+inline void fill_unused_results(const Problem& p) {
+  zero_unused_rows(p.o, p.lengths_q, p.batch, p.heads_q, p.head_dim_v);
+  if (p.lse.data == nullptr) return;
+  for_each_unused_row(p.lengths_q, p.batch, [&](int64_t b, int64_t row) {
+    for (int64_t h = 0; h < p.heads_q; ++h) {
+      *p.lse.at(b, h, row) = -std::numeric_limits<float>::infinity();
     }
   });
+}
+
+// Gradients that are added to others stay as they are.
+inline void zero_unused_gradients(const BackwardProblem& p) {
+  if (!p.accumulate_dq) {
+    zero_unused_rows(p.dq, p.lengths_q, p.batch, p.heads_q, p.head_dim);
+  }
+  if (!p.accumulate_dkv) {
+    zero_unused_rows(p.dk, p.lengths_k, p.batch, p.heads_k, p.head_dim);
+    zero_unused_rows(p.dv, p.lengths_k, p.batch, p.heads_k, p.head_dim_v);
+  }
 }
 
 // A call that goes on from another's result leaves them as they are there.

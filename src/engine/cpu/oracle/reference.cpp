@@ -308,9 +308,7 @@ Status run_reference_forward(const Problem& problem, const Plan& plan, void* wor
                             carve_forward(problem, mine));
     });
   });
-  zero_unused_rows(problem.o, problem.lengths_q, problem.batch, problem.heads_q,
-                   problem.head_dim_v);
-  fill_unused_lse(problem.lse, problem.lengths_q, problem.batch, problem.heads_q);
+  fill_unused_results(problem);
   return {};
 }
 
@@ -338,10 +336,7 @@ Status run_reference_backward(const BackwardProblem& problem, const Plan& plan, 
     });
   });
   zero_unused_d_gate(problem);
-  zero_unused_rows(problem.dq, problem.lengths_q, problem.batch, problem.heads_q, problem.head_dim);
-  zero_unused_rows(problem.dk, problem.lengths_k, problem.batch, problem.heads_k, problem.head_dim);
-  zero_unused_rows(problem.dv, problem.lengths_k, problem.batch, problem.heads_k,
-                   problem.head_dim_v);
+  zero_unused_gradients(problem);
   return {};
 }
 

@@ -373,9 +373,7 @@ Status run_standard_forward(const Problem& problem, const Plan& plan, void* work
       });
     });
   });
-  zero_unused_rows(problem.o, problem.lengths_q, problem.batch, problem.heads_q,
-                   problem.head_dim_v);
-  fill_unused_lse(problem.lse, problem.lengths_q, problem.batch, problem.heads_q);
+  fill_unused_results(problem);
   return {};
 }
 
@@ -401,10 +399,7 @@ Status run_standard_backward(const BackwardProblem& problem, const Plan& plan, v
       });
     });
   });
-  zero_unused_rows(problem.dq, problem.lengths_q, problem.batch, problem.heads_q, problem.head_dim);
-  zero_unused_rows(problem.dk, problem.lengths_k, problem.batch, problem.heads_k, problem.head_dim);
-  zero_unused_rows(problem.dv, problem.lengths_k, problem.batch, problem.heads_k,
-                   problem.head_dim_v);
+  zero_unused_gradients(problem);
   return {};
 }
 

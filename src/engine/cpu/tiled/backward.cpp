@@ -403,16 +403,7 @@ Status run_backward(const BackwardProblem& problem, const Plan& plan, void* work
   });
   parallel_for(problem.batch * heads_q, plan.num_threads,
                [&](int64_t task, int) { query_task(run, task / heads_q, task % heads_q); });
-  if (!problem.accumulate_dq) {
-    zero_unused_rows(problem.dq, problem.lengths_q, problem.batch, problem.heads_q,
-                     problem.head_dim);
-  }
-  if (!problem.accumulate_dkv) {
-    zero_unused_rows(problem.dk, problem.lengths_k, problem.batch, problem.heads_k,
-                     problem.head_dim);
-    zero_unused_rows(problem.dv, problem.lengths_k, problem.batch, problem.heads_k,
-                     problem.head_dim_v);
-  }
+  zero_unused_gradients(problem);
   return {};
 }
 

@@ -340,9 +340,7 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
     keep_unused_rows(problem);
     return {};
   }
-  zero_unused_rows(problem.o, problem.lengths_q, problem.batch, problem.heads_q,
-                   problem.head_dim_v);
-  fill_unused_lse(problem.lse, problem.lengths_q, problem.batch, problem.heads_q);
+  fill_unused_results(problem);
   return {};
 }
 
