@@ -4,9 +4,9 @@
     python3 tools/check_headers.py [TEXT...]    # only headers with one of these in their paths
 
 Device headers are read by the host compiler, with the protocol model's doubles of ptx/ in front
-(tests/cpp/engine/hopper/machine, and for the ampere engine those with numbers). Left out by name
-are those that only nvcc can read, and those of kernels with a score function. Without a CUDA
-toolkit the headers of CUDA engines are left out, which the last line says.
+(tests/cpp/engine/hopper/machine; for the ampere engine and latent caches those with numbers). Left
+out by name are those that only nvcc can read, and those of kernels with a score function. Without a
+CUDA toolkit the headers of CUDA engines are left out, which the last line says.
 """
 
 import os
@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = ROOT / "tests/cpp/engine/hopper/machine"
 NUMERIC = ROOT / "tests/cpp/engine/ampere/numeric"
+LATENT_NUMERIC = ROOT / "tests/cpp/engine/hopper/latent/numeric"
 CUDA = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
 GPU = ("src/engine/ampere/", "src/engine/hopper/", "src/engine/cuda/")
 # Behind the doubles: the instructions themselves, and the tables of wgmma that a script writes; and
@@ -55,7 +56,14 @@ FLAGS = (
     f"-I{MACHINE}",
 )
 WORDS = ("-include", str(MACHINE / "cuda_words.h"))
-WORDS_WITH_NUMBERS = ("-include", str(NUMERIC / "words.h"), f"-I{NUMERIC}")
+WITH_NUMBERS = ("-include", str(NUMERIC / "words.h"), f"-I{NUMERIC}")
+LATENT = ("-include", str(LATENT_NUMERIC / "words.h"), f"-I{LATENT_NUMERIC}", f"-I{NUMERIC}")
+# The doubles in front of a folder's headers.
+DOUBLES = {
+    "src/engine/ampere/": WITH_NUMBERS,
+    "src/engine/cuda/kernels/latent_rows": LATENT,
+    "src/engine/hopper/latent/": LATENT,
+}
 
 
 def headers(texts: list[str]) -> list[Path]:
@@ -76,7 +84,8 @@ def problem(header: Path) -> str:
         source.write(f'#include "{header}"\n')
         source.flush()
         includes = (f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-isystem", str(CUDA))
-        words = WORDS_WITH_NUMBERS if "src/engine/ampere/" in header.as_posix() else WORDS
+        name = header.relative_to(ROOT).as_posix()
+        words = next((d for folder, d in DOUBLES.items() if name.startswith(folder)), WORDS)
         command = [os.environ.get("CXX", "g++"), *words, *FLAGS, *includes, source.name]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0:

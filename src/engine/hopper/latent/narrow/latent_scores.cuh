@@ -7,6 +7,7 @@
 
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/latent/latent_queries.cuh"
+#include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 
 namespace fa3::hopper {
