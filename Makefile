@@ -132,7 +132,7 @@ lint: $(VENV)/bin/pytest
 
 tidy: build  ## clang-tidy over the library and the command
 	@tools/setup.sh tidy
-	@run-clang-tidy-14 -quiet -p $(BUILD) '(src/(api|cli|core|engine|plan)|generated/engine/cpu)/.*[.]cpp'
+	@run-clang-tidy-14 -quiet -p $(BUILD) '(src/(api|cli|core|engine|plan|process|ring)|generated/engine/cpu)/.*[.]cpp'
 
 # With SECONDS, each fuzzer goes on for that long, from what it found before, in build/fuzz.
 SECONDS ?= 0
