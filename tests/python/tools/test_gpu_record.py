@@ -455,6 +455,30 @@ def test_sources_that_compile_to_the_code_that_passed_keep_the_record(build):
     assert renewed() == ([], ["before", "before"])
 
 
+@pytest.mark.parametrize("kernels, checks", [("SAMPLE", "ON"), ("ON", "OFF"), ("ON", "ON")])
+def test_a_build_of_some_kernels_vouches_for_nothing(build, tmp_path, monkeypatch, kernels, checks):
+    folder, _ = build
+    row = gpu_pieces.Row(0, "forward", 64, 64, "forward_0")
+    command = ["fa3_gpu_check", "--rows", "0", "1"]
+    monkeypatch.setattr(gpu_verify, "PROGRAMS", ["fa3_gpu_check"])
+    monkeypatch.setattr(gpu_verify, "table_rows", lambda program: [row])
+    monkeypatch.setattr(gpu_verify, "pieces", lambda build: {"kernels": [command]})
+    monkeypatch.setattr(gpu_verify, "hashes", lambda every: {"kernels": "now"})
+    codes = gpu_verify.KernelCode.of_build(folder, {"fa3_gpu_check": [row]})
+    seen = [gpu_verify.checked(command, codes), "fa3_gpu_check --rows: a row that is not built"]
+    piece = {"name": "kernels", "passed": True, "source_hash": "before", "code": seen}
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({"pieces": [piece]}))
+    cache = f"FA3_KERNELS:STRING={kernels}\nFA3_CHECK_KERNELS:BOOL={checks}\n"
+    (folder / "CMakeCache.txt").write_text(cache)
+    gpu_verify.note_code(folder, record)
+    assert (folder / kernel_code.FILE).exists()
+    (noted,) = json.loads(record.read_text())["pieces"]
+    if kernels == checks == "ON":
+        piece |= {"source_hash": "now", "code": seen[:1]}
+    assert noted == piece
+
+
 def test_machine_code_is_instructions_and_constants_alone(tmp_path):
     def parts(*sections):
         lines = "".join(f'.section {name},"a"\n.ascii "{text}"\n' for name, text in sections)
