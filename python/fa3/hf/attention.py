@@ -108,7 +108,8 @@ def attention_forward(
         options["sink"] = s_aux.float()
     if is_paged and "k_cache" in described:
         return paged.attend(q, k, v, described, options), None
-    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+    in_chunks = mask.packed is not None and pattern.chunk  # which cu_seq_lens_q does not say
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None and not in_chunks:
         if mask.keys.end is not None:
             raise Unsupported("cu_seq_lens_q: expected None beside padding in attention_mask")
         cu_q, cu_k = cu_seq_lens_q.to(torch.int32), cu_seq_lens_k.to(torch.int32)

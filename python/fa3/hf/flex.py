@@ -76,6 +76,8 @@ def attention_mask(*, batch_size, q_length=None, kv_length=None, attention_mask=
         mask = mask_of_options(**given)
     except Unsupported:  # fa3 has no option for it
         mask = None
+    if isinstance(offset := given.get("q_offset"), torch.Tensor):
+        given["q_offset"] = offset.clone()  # a static cache counts on in place
     return FlexMask(mask, given)
 
 

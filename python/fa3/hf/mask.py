@@ -185,11 +185,14 @@ def attention_mask(
     if cache_position is not None:
         q_length, device = cache_position.shape[0], cache_position.device
         q_offset = cache_position[0] if is_tracing() else int(cache_position[0])
-    pattern, packed, restarts, chunk_starts = described(mask_function, q_length, kv_length)
+    pattern, packed, positions, chunk_starts = described(mask_function, q_length, kv_length)
     if packed is not None:
-        lengths = lengths_of_sequences(packed.expand(batch_size, -1))
+        numbers = [packed.expand(batch_size, -1)]
+        if pattern.chunk and positions is not None:  # no query sees over a chunk's edge
+            numbers.append(positions.expand(batch_size, -1) // pattern.chunk)
+        lengths = lengths_of_sequences(numbers, pattern.chunk)
         if lengths is not None:
-            refuse_shared_chunks(pattern, restarts)
+            refuse_shared_chunks(pattern, positions)
             return Mask(pattern, batch_size, packed=lengths)
     place = Place.of(pattern, q_offset, kv_offset)
     if not isinstance(place.keys, torch.Tensor):
@@ -315,16 +318,18 @@ def moved_up(seen):
     return Rows(torch.zeros_like(end), end, order)
 
 
-def lengths_of_sequences(sequences):
+def lengths_of_sequences(numbers, chunk):
     """Arguments of fa3.attention for sequences that are packed; None where each row is one.
 
-    sequences: (batch, rows), a number that changes where the next sequence begins.
+    numbers: each (batch, rows), one of which changes where the next sequence, or the next chunk of
+        a sequence, begins.
     """
-    begins = torch.ones_like(sequences, dtype=torch.bool)
-    begins[:, 1:] = sequences[:, 1:] != sequences[:, :-1]
-    batch, rows = sequences.shape
+    begins = torch.ones_like(numbers[0], dtype=torch.bool)
+    changes = [number.diff() != 0 for number in numbers]
+    begins[:, 1:] = changes[0] if len(changes) == 1 else changes[0] | changes[1]
+    batch, rows = begins.shape
     if is_tracing():
-        ends, longest = ends_without_asking(begins), rows
+        ends, longest = ends_without_asking(begins, chunk), rows
     else:
         starts = begins.flatten().nonzero().flatten()
         if len(starts) == batch:
@@ -334,11 +339,13 @@ def lengths_of_sequences(sequences):
     return packed_lengths(ends, ends, longest, longest)
 
 
-def ends_without_asking(begins):
-    """cu_seqlens with room for one sequence of 16 tokens on average, the last ones empty."""
+def ends_without_asking(begins, chunk):
+    """cu_seqlens with room for sequences of 16 tokens on average, and for their chunks, the last
+    ones empty."""
     batch, rows = begins.shape
     total = begins.numel()
-    most = min(total, batch * max(8, rows // 16))
+    most = max(8, rows // 16)
+    most = min(total, batch * (2 * most + rows // chunk if chunk else most))
     place = torch.arange(total, dtype=torch.int32, device=begins.device)
     starts = torch.where(begins.flatten(), place, total).sort().values
     torch._assert_async(begins.sum() <= most, SHORT_SEQUENCES_IN_A_GRAPH)
@@ -360,8 +367,8 @@ def packed_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
     }
 
 
-def refuse_shared_chunks(pattern, restarts):
-    if pattern.chunk and not restarts:  # Transformers 4
+def refuse_shared_chunks(pattern, positions):
+    if pattern.chunk and positions is None:  # Transformers 4
         raise Unsupported(
             "attention_mask: expected chunks that every packed sequence counts anew, got some that "
             'go on from one to the next; attn_implementation="fa3_flex" takes any mask'
@@ -370,17 +377,17 @@ def refuse_shared_chunks(pattern, restarts):
 
 def described(mask_function, queries, keys):
     """The pattern over all keys; the numbers of packed sequences (batch | 1, queries), or None, and
-    whether each counts positions from its own beginning; where each row's first chunk starts."""
+    the positions that each counts for itself; where each row's first chunk starts."""
     parts = describe(mask_function)
-    chunk_starts, restarts = parts.pop("left_padding", 0), parts.pop("restarts", False)
+    chunk_starts, positions = parts.pop("left_padding", 0), parts.pop("positions", None)
     packed = parts.pop("packed", None)
-    return Pattern(queries, keys, keys, **parts), packed, restarts, chunk_starts
+    return Pattern(queries, keys, keys, **parts), packed, positions, chunk_starts
 
 
 def describe(mask_function):
     """The fields of a Pattern that a mask function of Transformers stands for. Beside a chunk also
     `left_padding` (batch,), the position where the first one starts; of packed sequences `packed`,
-    their numbers, and `restarts` where each counts positions from its own beginning."""
+    their numbers, and `positions` where each counts them for itself."""
     # By identity, as torch 2.11 can trace; it knows neither names nor closures of functions.
     if mask_function is CAUSAL:
         return {"causal": True}
@@ -399,7 +406,7 @@ def describe(mask_function):
     if kind == "packed_sequence_mask_function":
         return {"packed": held["packed_sequence_mask"]}
     if kind == "remap_positions_for_packed_sequence":
-        return {**describe(held["mask_function"]), "restarts": True}
+        return {**describe(held["mask_function"]), "positions": held["position_ids"]}
     if kind == "and_masks":
         parts = [describe(part) for part in held["mask_functions"]]
         named = [name for part in parts for name in part]

@@ -51,6 +51,26 @@ def test_fa3_equals_eager_or_says_why_not(calls, family, name, call):
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6 * scale)
 
 
+@pytest.mark.parametrize("with_lengths", [False, True])
+@pytest.mark.parametrize("implementation", ["fa3", "fa3_flex"])
+def test_packed_sequences_have_chunks_where_their_positions_do(calls, implementation, with_lengths):
+    """A sequence may begin within a chunk: the rest of one that began in another batch."""
+    model = hf_models.model("chunked", "llama4_text")
+    positions = torch.cat([torch.arange(5, 10), torch.arange(3), torch.arange(3, 17)])[None]
+    ids = torch.arange(3, 3 + positions.shape[1])[None]
+    inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    hf_models.use(model, "eager")
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        if with_lengths:  # which say nothing of chunks
+            starts = torch.tensor([0, 5, 22], dtype=torch.int32)
+            inputs |= {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
+            inputs |= {"max_length_q": 17, "max_length_k": 17}
+        hf_models.use(model, implementation)
+        actual = model(**inputs).last_hidden_state
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
 TABLES = {
     "falcon": "expected 'eager' or 'sdpa' or .*; 'sdpa' calls fa3 after fa3.torch.enable_sdpa",
     "gpt_neo": "expected 'eager' or .*; 'flash_attention_2' calls fa3 .* `fa3 adopt --flash-attn`",

@@ -69,6 +69,19 @@ def test_generate_of_an_encoder_decoder_over_a_static_cache():
     assert torch.equal(actual, expected)
 
 
+@pytest.mark.parametrize("name", ["t5", "umt5"])
+def test_a_position_bias_goes_with_a_static_cache(name):
+    """The cache counts on in place before the first layer reads the mask's booleans."""
+    model = hf_models.model("own mask", name, "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING")
+    inputs = {**prompts("left"), "decoder_start_token_id": 1, "cache_implementation": "static"}
+    logits = []
+    for implementation in ("eager", hf.flex.NAME):
+        asked = {"return_dict_in_generate": True, "output_logits": True}
+        found = generated(model, implementation, **inputs, **asked)
+        logits.append(torch.stack(found.logits))
+    torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-5)
+
+
 def test_generate_of_a_speech_model_over_a_static_cache():
     model = hf_models.model("speech", "whisper", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING")
     features = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(2))
