@@ -90,7 +90,7 @@ def described(error: Exception | None) -> tuple[str, str] | None:
 def refuse_errors(errors: list[tuple[str, str] | None]) -> None:
     for rank, error in enumerate(errors):
         if error is not None:
-            raise KINDS[error[0]](f"rank {rank}: {error[1]}")
+            raise KINDS.get(error[0], InvalidArgument)(f"rank {rank}: {error[1]}")
 
 
 def refuse_differences(given: list[Facts]) -> None:

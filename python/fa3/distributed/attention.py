@@ -15,7 +15,6 @@ import torch
 from fa3.distributed import heads, run
 from fa3.distributed.agree import agree_backward
 from fa3.distributed.describe import Described, describe
-from fa3.errors import InvalidArgument
 from fa3.torch.autograd import to_autocast_type
 from fa3.torch.operators import resolved
 
@@ -152,8 +151,6 @@ def attention(
         fa3.CommunicationError: a rank has ended, or is later than the group's timeout.
     """
     q, k, v, sink = resolved(*as_autocast_wants(q, k, v), sink)
-    if gate is not None:
-        refuse_other_shape(gate, q, v)
     call = describe(
         q,
         k,
@@ -166,6 +163,7 @@ def attention(
         causal=causal,
         window=window,
         sink=sink,
+        gate=gate,
         seqlen=seqlen,
         cu_seqlens=cu_seqlens,
         dropout_p=dropout_p,
@@ -184,13 +182,6 @@ def attention(
         factors = gate if gate.ndim == out.ndim else gate[..., None]
         out = (out.float() * factors.float().sigmoid()).to(out.dtype)
     return (out, lse) if return_lse else out
-
-
-def refuse_other_shape(gate, q, v):
-    shapes = tuple(q.shape[:-1]), (*q.shape[:-1], 1), (*q.shape[:-1], v.shape[-1])
-    if not isinstance(gate, torch.Tensor) or tuple(gate.shape) not in shapes:
-        got = tuple(gate.shape) if isinstance(gate, torch.Tensor) else repr(gate)
-        raise InvalidArgument(f"gate: expected a tensor {shapes[0]} or {shapes[2]}, got {got}")
 
 
 def as_autocast_wants(*tensors):

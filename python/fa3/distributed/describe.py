@@ -6,6 +6,7 @@ whole length or cu_seqlens. So ranks that agree once make the same plan, without
 """
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ def describe(q, k, v, *, group, **arguments) -> Described:
         facts = facts_of(q, k, v, dist.get_world_size(group), dist.get_rank(group), arguments)
         if arguments["dropout_p"]:
             seed = given_or_drawn(arguments["dropout_seed"], q.device, arguments["generator"])
-    except (InvalidArgument, Unsupported, TypeError) as found:
+    except Exception as found:  # whatever it is, the other ranks wait for it
         error = found
     number = agree(group, facts, error)
     plan = plan_of(group, dist.get_rank(group), dist.get_world_size(group), tuple(facts.items()))
@@ -130,6 +131,8 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
     refuse_dropout(arguments["dropout_p"], lengths, chosen["layout"], world)
     refuse_other_rows(q, lengths, chosen["layout"], world, rank)
     sink, options = arguments["sink"], arguments["options"]
+    if sink is not None:
+        refuse_other_than_tensor("sink", sink)
     if sink is not None and (tuple(sink.shape) != (q.shape[-2],) or sink.dtype != torch.float32):
         raise InvalidArgument(
             f"sink: expected ({q.shape[-2]},) float32, a number a query head, got "
@@ -137,6 +140,9 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
         )
     numbers = {name: options[name] for name in ("softcap", "scale")}
     refuse_numbers_that_learn(**numbers)
+    refuse_other_counts(options)
+    if (gate := arguments.get("gate")) is not None:  # plan() takes none
+        refuse_other_shape(gate, q, v)
     degree = degree_of(k.shape[-2], world, arguments)
     needs = [x is not None and x.requires_grad for x in (q, k, v, sink)]
     return {
@@ -157,6 +163,27 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
         **{name: x.item() if isinstance(x, torch.Tensor) else x for name, x in numbers.items()},
         "deterministic": options["deterministic"],
     }
+
+
+MOST = {"sm_margin": 1023, "num_threads": 1024}
+
+
+def refuse_other_counts(options) -> None:
+    """What the library would refuse of this rank's call alone, when others wait for its rows."""
+    for name, most in MOST.items():
+        try:
+            value = operator.index(options.get(name, 0))
+        except TypeError:
+            raise TypeError(f"{name}: expected an integer, got {options[name]!r}") from None
+        if not 0 <= value <= most:
+            raise InvalidArgument(f"{name}: expected 0 to {most}, got {value}")
+
+
+def refuse_other_shape(gate, q, v) -> None:
+    shapes = tuple(q.shape[:-1]), (*q.shape[:-1], 1), (*q.shape[:-1], v.shape[-1])
+    if not isinstance(gate, torch.Tensor) or tuple(gate.shape) not in shapes:
+        got = tuple(gate.shape) if isinstance(gate, torch.Tensor) else repr(gate)
+        raise InvalidArgument(f"gate: expected a tensor {shapes[0]} or {shapes[2]}, got {got}")
 
 
 def mask_of(causal: bool, window) -> Mask:

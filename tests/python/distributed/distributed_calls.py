@@ -95,6 +95,13 @@ def ranks_that_disagree_learn_it_by_one_sentence(world):
             "begin with 0 and do not decrease",
         ),
         (call(*(x.to("meta") for x in (q, k, v))), "q: expected a tensor on cpu"),
+        (call(gate=q[..., 0] if not last else q[0]), f"rank {world - 1}: gate: expected a tensor"),
+        (call(sm_margin=-3 * last), f"rank {world - 1}: sm_margin: expected 0 to 1023, got -3"),
+        (call(num_threads=2000 * last), f"rank {world - 1}: num_threads: expected 0 to 1024"),
+        (
+            call(method="ring", stages=map(int, "x") if last else None),
+            f"rank {world - 1}: invalid literal for int()",  # of any error on one rank
+        ),
     ]
     for one, *words in calls:
         sentences: list = [None] * world
@@ -104,6 +111,10 @@ def ranks_that_disagree_learn_it_by_one_sentence(world):
     refused(call(dropout_p=0.1), begins, kind=fa3.Unsupported)
     refused(call(dropout_p=1.5), "rank 0: dropout_p: expected a probability from 0 to 1")
     refused(call(q.numpy(), k, v), "rank 0: q: expected a torch.Tensor", kind=TypeError)
+    no_sink = call(sink=[0.0] if last else sink)
+    refused(no_sink, f"rank {world - 1}: sink: expected a torch.Tensor", kind=TypeError)
+    no_threads = call(num_threads="2" if last else 2)
+    refused(no_threads, f"rank {world - 1}: num_threads: expected an integer", kind=TypeError)
     learned = torch.tensor(0.5, requires_grad=True)
     refused(call(scale=learned), "rank 0: scale: expected a number", kind=fa3.Unsupported)
     assert torch.equal(call(scale=learned.detach())(), call(scale=0.5)())
