@@ -50,7 +50,16 @@ def watch(names):
         if attn_implementation in names:
             replace_tables(type(self), attn_implementation)
             warn_of_own_attention(type(self), attn_implementation)
-        return check(self, attn_implementation, *arguments, **keywords)
+        try:
+            return check(self, attn_implementation, *arguments, **keywords)
+        except ImportError as error:
+            own = getattr(self, "_compatible_flash_implementations", None)
+            if attn_implementation not in names or own is None:
+                raise
+            raise Unsupported(
+                f"attn_implementation: Transformers replaces {attn_implementation!r} by one of "
+                f'{own}, of this model\'s own list, which it cannot load; "fa3" runs this model'
+            ) from error
 
     PreTrainedModel._check_and_adjust_attn_implementation = checked
 

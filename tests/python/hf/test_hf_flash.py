@@ -97,6 +97,18 @@ def test_the_functions_behind_the_name_are_those_of_fa3():
     assert with_cache.__name__ == "flash_attn_with_kvcache"
 
 
+def test_a_flash_attention_of_the_models_own_that_cannot_be_loaded_names_fa3(monkeypatch):
+    def missing(*_, **__):
+        raise ImportError("`kernels` is not installed")
+
+    monkeypatch.setattr(transformers.modeling_utils, "lazy_import_flash_attention", missing)
+    model = hf_models.model("sinks", "gpt_oss")
+    with pytest.raises(fa3.Unsupported, match="which it cannot load; .fa3. runs this model"):
+        model.set_attn_implementation(NAME)
+    with pytest.raises(ImportError, match="is not installed"):  # not asked for by a name of fa3
+        model.set_attn_implementation("kernels-community/vllm-flash-attn3")
+
+
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18], [20, 21, 22], [30], [40, 41] * 5]
 DECODERS = {
     "gemma2": "softcapped",  # a window in every other layer
