@@ -153,9 +153,9 @@ void add_bench(CLI::App& app) {
   list("--pass", &sweep.pass, "forward, backward")->check(CLI::IsMember({"fwd", "bwd"}));
   list("--dtype", &sweep.dtype, "element types; e4m3 forward")
       ->check(CLI::IsMember(kForwardDtypeNames));
-  list("--head-dim", &sweep.head_dim, "head dims")->check(CLI::Range(1, 512));
+  list("--head-dim", &sweep.head_dim, "head dims")->check(CLI::Range(1, 576));
   list("--head-dim-v", &sweep.head_dim_v, "head dims of V; like --head-dim")
-      ->check(CLI::Range(1, 512));
+      ->check(CLI::Range(1, 576));
   list("--seqlen", &sweep.seqlen, "sequence lengths")->check(at_least(1));
   list("--seqlen-k", &sweep.seqlen_k, "key lengths; like --seqlen")->check(at_least(1));
   list("--batch", &sweep.batch, "batch sizes")->check(at_least(1));

@@ -205,6 +205,12 @@ TEST_F(Command, bench_prints_only_json_with_every_key) {
   }
 }
 
+TEST_F(Command, bench_takes_heads_as_wide_as_the_library_does) {
+  const std::string call = "bench --engine cpu --seqlen 16 --heads 1 --repeats 1 --head-dim ";
+  EXPECT_EQ(start(call + "576").code, kExitOk);
+  expect_refused(call + "577", kExitBadInput, "577");
+}
+
 TEST_F(Command, verify_compares_fp8_forward) {
   const Outcome outcome = start("verify --quick --engine cpu --dtype e4m3");
   EXPECT_EQ(outcome.code, kExitOk) << outcome.output;
