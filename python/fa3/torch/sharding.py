@@ -100,11 +100,11 @@ def place_forward_max_logit(*arguments):
 @register_sharding(torch.ops.fa3.backward.default)
 def place_backward(*arguments):
     call = dict(zip(BACKWARD_ARGUMENTS, arguments, strict=False))
+    sink, gate = call.get("sink"), call.get("gate")  # torch leaves out what is None at the end
     found = []
     for way in ways(call):
-        sink = call["sink"]
         dsink = Replicate() if sink is None else Partial() if way is by_batch else way("sink", sink)
-        dgate = Replicate() if call["gate"] is None else way("gate", call["q"])
+        dgate = Replicate() if gate is None else way("gate", call["q"])
         found.append(([*(way(x, call[x]) for x in QKV), dsink, dgate], placements(way, call)))
     return found
 

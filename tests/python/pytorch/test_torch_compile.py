@@ -401,6 +401,23 @@ torch.testing.assert_close(gathered.full_tensor(), whole)
 odd = [torch.randn(1, 5, 3, 8) for _ in range(3)]
 cut = [distribute_tensor(a, mesh, [Shard(2)]) for a in odd]
 torch.testing.assert_close(fa3.attention(*cut).full_tensor(), fa3.attention(*odd))
+# torch hands over no option behind the last one that is given.
+for name, option in (("", None), ("sink", sink), ("gate", gate)):
+    given = [q, k, v] if option is None else [q, k, v, option]
+    options = {} if option is None else {name: option}
+    whole_of = fa3.attention(q, k, v, causal=True, **options)
+    expected = torch.autograd.grad(whole_of.square().sum(), given)
+    for dim in (0, 2):
+        places = [Shard(dim)] * 3 + [Shard(dim) if name == "gate" else Replicate()]
+        cut = [
+            distribute_tensor(a.detach(), mesh, [place]).requires_grad_()
+            for a, place in zip(given, places)
+        ]
+        options = {} if option is None else {name: cut[3]}
+        out = fa3.attention(*cut[:3], causal=True, **options)
+        gradients = torch.autograd.grad(out.square().sum(), cut)
+        for actual, exact in zip(gradients, expected):
+            torch.testing.assert_close(actual.full_tensor(), exact)
 dist.destroy_process_group()
 """
 
