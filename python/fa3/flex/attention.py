@@ -21,6 +21,7 @@ from fa3.masks import BlockMask, refuse_other_extents
 from fa3.torch import autograd, operators
 from fa3.torch.checks import (
     refuse_other_than_tensor,
+    refuse_sharded,
     refuse_transforms,
     refuse_without_strides,
     refuse_wrong_numbers,
@@ -84,6 +85,7 @@ def refuse(q, k, v, scale, causal, **functions):
     for name, x in (("q", q), ("k", k), ("v", v)):
         refuse_other_than_tensor(name, x)
     refuse_without_strides(q=q, k=k, v=v)
+    refuse_sharded(q, k, v)
     refuse_wrong_numbers(scale, causal=causal)
     for name, given in functions.items():
         if given is None:

@@ -24,6 +24,7 @@ from fa3.flex.stored import number_of
 from fa3.torch import operators
 from fa3.torch.checks import (
     refuse_other_than_tensor,
+    refuse_sharded,
     refuse_transforms,
     refuse_without_strides,
     refuse_wrong_numbers,
@@ -87,6 +88,7 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     else:
         if key is None:  # a signature has neither transforms nor lazily negated views
             refuse_transforms()
+            refuse_sharded(q, k, v, bias, alibi_slopes)
             q, k, v, bias, alibi_slopes = operators.resolved(q, k, v, bias, alibi_slopes)
         with beside_checkpoints():
             decision = decide(q, k, v, bias, alibi_slopes, options, only_kernels, may_list)

@@ -2,6 +2,7 @@
 """Arguments that the functions for torch tensors refuse before torch would misread them."""
 
 import math
+import sys
 
 import torch
 from torch.autograd import forward_ad
@@ -73,6 +74,17 @@ def refuse_without_strides(**tensors):
                 f"{name}: expected a tensor with strides, got one of {tensor.layout}; pass its "
                 "to_dense()"
             )
+
+
+def refuse_sharded(*tensors):
+    """For calls that are more than one operator, or one that nobody says how to cut."""
+    sharded = sys.modules.get("torch.distributed.tensor")
+    if sharded is not None and any(isinstance(x, sharded.DTensor) for x in tensors):
+        raise Unsupported(
+            "DTensor: expected plain tensors beside FP8, score_mod, mask_mod, bias and "
+            "alibi_slopes; call it on the parts, such as by "
+            "torch.distributed.tensor.experimental.local_map"
+        )
 
 
 def refuse_transforms():

@@ -6,7 +6,7 @@ attention_fp8, there and back.
 import torch
 
 from fa3 import _calls
-from fa3.torch.checks import refuse_other_than_tensor
+from fa3.torch.checks import refuse_other_than_tensor, refuse_sharded
 from fa3.torch.library import define, refuse_gradients, unrecorded
 from fa3.torch.operators import new_rows, threads_of
 
@@ -49,6 +49,7 @@ run = define("quantize", SCHEMA, kernel, shapes, record)
 
 def quantize(x, scaling, center, cos, sin, *options):
     """fa3.quantize of a torch tensor: options in the order of torch.ops.fa3.quantize."""
+    refuse_sharded(x)
     tensors = {"rotary": cos, "rotary's sin": sin, "cu_seqlens": options[3], "seqused": options[4]}
     for name, tensor in tensors.items():
         if tensor is not None:
@@ -112,6 +113,7 @@ run_together = define(
 def quantize_together(q, k, v, scaling, center, hadamard, seed, lengths_q, lengths_k, *options):
     """(x, descale, mean or None) of each. lengths_q, lengths_k: cu_seqlens, seqused, max_seqlen.
     options: the operator's behind these."""
+    refuse_sharded(q, k, v)
     for side, (cu_seqlens, seqused, _) in (("q", lengths_q), ("k", lengths_k)):
         for name, tensor in (("cu_seqlens", cu_seqlens), ("seqused", seqused)):
             if tensor is not None:

@@ -418,6 +418,19 @@ for name, option in (("", None), ("sink", sink), ("gate", gate)):
         gradients = torch.autograd.grad(out.square().sum(), cut)
         for actual, exact in zip(gradients, expected):
             torch.testing.assert_close(actual.full_tensor(), exact)
+# Whatever else takes the parts says what to do.
+for call in (
+    lambda q, k, v: fa3.attention_fp8(q, k, v),
+    lambda q, k, v: fa3.quantize(q),
+    lambda q, k, v: fa3.flex_attention(q, k, v, mask_mod=lambda b, h, i, j: i > j),
+    lambda q, k, v: fa3.attention(q, k, v, alibi_slopes=torch.ones(4)),
+):
+    try:
+        call(*cut[:3])
+    except fa3.Unsupported as error:
+        assert "DTensor" in str(error) and "local_map" in str(error), error
+    else:
+        raise AssertionError("no error")
 dist.destroy_process_group()
 """
 
