@@ -62,9 +62,10 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     if found is None:
         refuse(q, k, v, scale, causal, score_mod=score_mod, mask_mod=mask_mod)
         refuse_other_extents(block_mask, q, k, lengths)
-        if key is None:  # a signature has neither transforms nor lazily negated views
+        if key is None:  # transforms, DTensors and lazily negated views have no signature
             if blocks is None or score_mod is not None:
                 refuse_transforms()
+            refuse_sharded(q, k, v)
             q, k, v = operators.resolved(q, k, v)
         functions, sides = (score_mod, mask_mod, parts), window_of(causal, window)
         with beside_checkpoints():
@@ -85,7 +86,6 @@ def refuse(q, k, v, scale, causal, **functions):
     for name, x in (("q", q), ("k", k), ("v", v)):
         refuse_other_than_tensor(name, x)
     refuse_without_strides(q=q, k=k, v=v)
-    refuse_sharded(q, k, v)
     refuse_wrong_numbers(scale, causal=causal)
     for name, given in functions.items():
         if given is None:

@@ -86,7 +86,7 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     if found is not None:
         decision, _ = found
     else:
-        if key is None:  # a signature has neither transforms nor lazily negated views
+        if key is None:  # transforms, DTensors and lazily negated views have no signature
             refuse_transforms()
             refuse_sharded(q, k, v, bias, alibi_slopes)
             q, k, v, bias, alibi_slopes = operators.resolved(q, k, v, bias, alibi_slopes)
