@@ -14,6 +14,7 @@ from fa3._options import OF_FORWARD, instead_of, window_ends
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.masks import BLOCK, from_dense
 
+FAR = 1 << 30  # keys
 TOGETHER = {
     *("causal", "window", "window_shift", "softcap", "scale", "seqused_q", "seqused_k"),
     *("num_threads", "deterministic"),
@@ -77,6 +78,9 @@ def attend_with_bias(q, k, v, bias, return_lse, options):
     blocks = -(-sq // rows)
     sees = visible(options, sq, sk)
     scale = d**-0.5 if options.get("scale") is None else options["scale"]
+    if isinstance(scale, str) or np.shape(scale):
+        raise TypeError(f"scale: expected a number, got {scale!r}")
+    scale = jnp.asarray(scale, jnp.float32)
     # What is stored behind a sequence may be NaN, which a weight of 0 would pass on.
     q = within(options.get("seqused_q"), q)
     k, v = (within(options.get("seqused_k"), x) for x in (k, v))
@@ -87,7 +91,7 @@ def attend_with_bias(q, k, v, bias, return_lse, options):
         scores = jnp.einsum("bigrd,bjgd->bgrij", q, k, preferred_element_type=jnp.float32) * scale
         if softcap:
             scores = softcap * jnp.tanh(scores / softcap)
-        scores += bias
+        scores += bias.astype(jnp.float32)
         scores = jnp.where(sees(first + jnp.arange(rows)), scores, -jnp.inf)
         top = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
         top = jnp.where(jnp.isfinite(top), top, 0)
@@ -96,7 +100,7 @@ def attend_with_bias(q, k, v, bias, return_lse, options):
         some = total > 0
         weights = (weights / jnp.where(some, total, 1)).astype(v.dtype)
         out = jnp.einsum("bgrij,bjge->bigre", weights, v, preferred_element_type=jnp.float32)
-        lse = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + top, -jnp.inf)
+        lse = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + top, -jnp.inf)[..., 0]
         return out.reshape(b, rows, hq, v.shape[-1]).astype(q.dtype), lse.reshape(b, hq, rows)
 
     def in_blocks(x, axis):
@@ -116,18 +120,36 @@ def attend_with_bias(q, k, v, bias, return_lse, options):
     return (out, lse) if return_lse else out
 
 
+def reads_lengths(attend, q, k, options):
+    """q, behind a call of the library that computes zeros, one for each row of q.
+
+    On the CPU the library refuses lengths that lead out of their tensors. On a GPU it reads none.
+    """
+    lengths = {name: options.get(name) for name in ("seqused_q", "seqused_k")}
+    if not any(x is not None for x in lengths.values()):
+        return q
+
+    def read(q):
+        zeros = [jnp.zeros((*x.shape[:2], 1, 1), jnp.float32) for x in (q, k)]
+        return q + attend(*zeros, zeros[1], window=(0, 0), **lengths).astype(q.dtype)
+
+    return jax.lax.platform_dependent(jnp.asarray(q), cpu=read, default=lambda q: q)
+
+
 def within(lengths, x):
     """x (b, s, heads, dim), with zeros behind the sequences."""
     if lengths is None:
         return x
-    row = jnp.arange(x.shape[1])
+    row = jnp.arange(x.shape[1])[None]
     return jnp.where((row < jnp.asarray(lengths)[:, None])[..., None, None], x, 0)
 
 
 def visible(options, sq, sk):
     """A function of query numbers: booleans (b | 1, 1, 1, queries, keys), what they see."""
-    left, right = window_ends(options.get("window"))
-    shift = options.get("window_shift") or 0
+    left, right = map(int, window_ends(options.get("window")))
+    shift = int(options.get("window_shift") or 0)
+    # Ends beyond every key, short enough that int32 holds a sum with a query's number.
+    first, last = (min(max(x, -FAR), FAR) for x in (shift - left, shift + right))
 
     def used(side, longest):
         lengths = options.get(f"seqused_{side}")
@@ -144,9 +166,9 @@ def visible(options, sq, sk):
         if options.get("causal"):
             seen &= key <= level
         if left >= 0:
-            seen &= key >= level + shift - left
+            seen &= key >= level + first
         if right >= 0:
-            seen &= key <= level + shift + right
+            seen &= key <= level + last
         return seen[:, None, None]
 
     return sees

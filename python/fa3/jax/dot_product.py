@@ -97,8 +97,8 @@ def ends(is_causal, window):
 def in_band(left, right, query, key):
     seen = (query >= 0) | (key >= 0)
     if left is not None:
-        seen = seen & (key >= query - left)
-    return seen if right is None else seen & (key <= query + right)
+        seen = seen & (key - query >= -left)
+    return seen if right is None else seen & (key - query <= right)
 
 
 def band(t, s, left, right):

@@ -105,6 +105,13 @@ def test_a_window_may_leave_out_the_querys_own_key(window, options):
     np.testing.assert_allclose(found[sees_a_key], of_jax[sees_a_key], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("options", [{"bias": BIAS}, {**LENGTHS, "mask": SEEN}], ids=list)
+def test_the_widest_window_hides_nothing(options):
+    found = fa3.jax.dot_product_attention(Q, K, V, local_window_size=2**31 - 1, **options)
+    expected = fa3.jax.dot_product_attention(Q, K, V, **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
 def test_lengths_of_64_bits_are_never_taken_for_others():
     lengths = {"key_value_seq_lengths": np.array([2**32 + 9, 300])}
     with pytest.raises((ValueError, RuntimeError), match="seqused_k: expected a length in"):

@@ -9,7 +9,7 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 jax = pytest.importorskip("jax", "0.7", reason="JAX 0.7 or later is not installed")
 
 import jax.numpy as jnp  # noqa: E402
-from jax.sharding import NamedSharding  # noqa: E402
+from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import fa3.jax  # noqa: E402, F811
@@ -205,6 +205,37 @@ def test_a_bias_takes_no_queries_and_lengths_of_each_sequence_alone():
         fa3.jax.attention(Q, K, V, bias=bias, seqused_k=np.int32([3]))
     with pytest.raises(fa3.InvalidArgument, match="bias: expected floats, got bool"):
         fa3.jax.dot_product_attention(Q, K, K, bias=bias == 0)
+
+
+@pytest.mark.parametrize("window", [(2**31 - 1, 2**31 - 1), (2**40, None), jnp.array([9, 3])])
+def test_beside_a_bias_a_window_is_what_it_is_without(window):
+    bias = np.zeros((200, 150), np.float32)
+    found = fa3.jax.attention(Q, K, V, bias=bias, window=window)
+    np.testing.assert_allclose(found, fa3.attention(Q, K, V, window=window), rtol=0, atol=2e-6)
+
+
+def test_a_bias_of_any_float_is_added_in_float32():
+    bias = np.random.default_rng(7).integers(-4, 4, (200, 150)).astype(np.float32)
+    expected = fa3.jax.attention(Q, K, V, bias=bias, return_lse=True)
+    with jax.enable_x64(True):
+        assert_bits(fa3.jax.attention(Q, K, V, bias=bias.astype(float), return_lse=True), expected)
+    with jax.numpy_dtype_promotion("strict"):
+        for dtype in (jnp.bfloat16, jnp.float8_e4m3fn):
+            found = fa3.jax.attention(Q, K, V, bias=bias.astype(dtype), return_lse=True)
+            assert_bits(found, expected)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_devices_share_sequences_beside_a_bias(kind):
+    if len(jax.devices("cpu")) < 2:
+        pytest.skip("JAX was started with one CPU device before these tests")
+    mesh = jax.make_mesh((2,), ("x",), (kind,), devices=jax.devices("cpu")[:2])
+    options = {"bias": np.zeros((200, 150), np.float32), "seqused_k": np.int32([150, 20])}
+    placed = [jax.device_put(x, NamedSharding(mesh, P("x"))) for x in (Q, K, V)]
+    found = fa3.jax.attention(*placed, return_lse=True, **options)
+    whole = fa3.jax.attention(Q, K, V, return_lse=True, **options)
+    for ours, expected in zip(found, whole, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-6)
 
 
 def test_a_bias_keeps_one_block_of_scores():

@@ -68,6 +68,10 @@ REFUSED = {
         lambda q, k, v: {"bias": np.zeros((10, 11), np.float32), "seqused_k": np.ones(2)},
         "^seqused_k: expected int32, got float64",
     ),
+    "bias and scales of heads": (
+        lambda q, k, v: {"bias": np.zeros((10, 12), np.float32), "scale": np.ones(4)},
+        "^scale: expected a number, got array",
+    ),
     "bias and types": (
         lambda q, k, v: {"bias": np.zeros((10, 11), np.float32), "k": k.astype(np.float16)},
         "^k: expected the dtype of q",
@@ -98,8 +102,11 @@ def test_a_wrong_call_is_refused_with_its_sentence(qkv, change, sentence):
         fa3.jax.attention(**named | change(*qkv))
 
 
-@pytest.mark.parametrize("bias", [None, np.zeros((10, 11), np.float32)], ids=["", "bias"])
-@pytest.mark.parametrize("name, value", [("causal", True), ("window", (3, 0)), ("softcap", 5.0)])
+@pytest.mark.parametrize("bias", [None, np.zeros((10, 12), np.float32)], ids=["", "bias"])
+@pytest.mark.parametrize(
+    "name, value",
+    [("causal", True), ("window", (3, 0)), ("softcap", 5.0), ("return_lse", True)],
+)
 def test_options_are_known_while_a_program_is_traced(qkv, name, value, bias):
     program = jax.jit(lambda value: fa3.jax.attention(*qkv, bias=bias, **{name: value}))
     with pytest.raises(TypeError, match=f"^{name}: expected a value that is known while"):
@@ -129,11 +136,15 @@ def test_second_derivatives_are_refused(qkv, twice):
         twice(lambda q: fa3.jax.attention(q, k, v).sum())(q)
 
 
-def test_lengths_that_lead_out_of_their_tensors_are_refused_as_the_program_runs(qkv):
+@pytest.mark.parametrize("bias", [None, np.zeros((10, 12), np.float32)], ids=["", "bias"])
+@pytest.mark.parametrize("name, used", [("seqused_k", [3, 99]), ("seqused_q", [-1, 3])])
+def test_lengths_that_lead_out_of_their_tensors_are_refused_as_the_program_runs(
+    qkv, name, used, bias
+):
     """On the CPU, where they are read."""
-    program = jax.jit(lambda used: fa3.jax.attention(*qkv, seqused_k=used))
-    with pytest.raises((ValueError, RuntimeError), match="seqused_k: expected a length in"):
-        program(np.array([3, 99], np.int32)).block_until_ready()
+    program = jax.jit(lambda used: fa3.jax.attention(*qkv, **{name: used}, bias=bias))
+    with pytest.raises((ValueError, RuntimeError), match=f"{name}: expected a length in"):
+        program(np.array(used, np.int32)).block_until_ready()
 
 
 def by_hand(qkv, workspace=0, **attributes):
