@@ -4,6 +4,7 @@ beside the package, and what only Python can do (plot, replay; what doctor says 
 
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,7 +20,28 @@ WITHOUT_COMMAND = (
 
 
 def main(arguments=None):
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:  # a program, which `| head` ends; the C++ command inherits this
+        arguments = sys.argv[1:]
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        try:
+            return run(arguments)
+        finally:
+            flush_stdout()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        print(f"fa3: writing failed: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest as it ends
+        return 1
+
+
+def flush_stdout():
+    if sys.stdout is not None:  # closed by the caller
+        sys.stdout.flush()
+
+
+def run(arguments):
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes
     if arguments[:1] == ["plot"]:
@@ -41,7 +63,7 @@ def main(arguments=None):
         doctor.print_facts()
         if not has_command:
             return doctor.check_engines(WITHOUT_COMMAND)
-        sys.stdout.flush()
+        flush_stdout()
     if not has_command:
         if arguments == ["--version"]:
             print(f"fa3 {fa3.__version__} (without the command)")

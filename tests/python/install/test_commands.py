@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -139,3 +140,35 @@ def test_names_of_files_may_be_any_bytes(tmp_path):
         )
         assert folder in done.stdout
     assert not os.listdir(folder)
+
+
+COMMANDS_OF_PYTHON = [["adopt", "--help"], ["adopt", "--undo", "--into"], ["doctor"]]
+
+
+def into_stdout(arguments, tmp_path, **options):
+    """The exit code and what stderr got, of a program whose stdout is of these options."""
+    arguments = [*arguments, str(tmp_path)] if arguments[-1] == "--into" else arguments
+    options |= {"env": os.environ | {"PYTHONUNBUFFERED": ""}, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-m", "fa3", *arguments]
+    program = subprocess.Popen(command, text=True, **options)
+    if program.stdout is not None:
+        program.stdout.close()
+    return program.wait(), program.stderr.read()
+
+
+@pytest.mark.parametrize("arguments", COMMANDS_OF_PYTHON, ids=" ".join)
+def test_a_full_disk_is_one_sentence(arguments, tmp_path):
+    with Path("/dev/full").open("w") as full:
+        code, said = into_stdout(arguments, tmp_path, stdout=full)
+    assert code == 1 and said == "fa3: writing failed: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", [*COMMANDS_OF_PYTHON, ["info"]], ids=" ".join)
+def test_a_reader_that_has_read_enough_ends_the_program(arguments, binary, tmp_path):
+    code, said = into_stdout(arguments, tmp_path, stdout=subprocess.PIPE)
+    assert code == -signal.SIGPIPE and said == ""
+
+
+def test_doctor_takes_a_closed_stdout(binary):
+    done = run("sh", "-c", f"{sys.executable} -m fa3 doctor >&-")
+    assert done.returncode == 1 and done.stderr.startswith("fa3: writing to stdout failed")
