@@ -9,6 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fa3 import _native
+from fa3._options import window_ends
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import decisions, device, lists
 from fa3.flex.block_mask import mask_of, parts_of
@@ -44,6 +45,7 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     call.NO_LENGTHS of none.
     """
     mask_mod, block_mask, causal, window = masks
+    window = OPEN if window is None else window
     if lengths.get("dropout_p"):
         lengths = seeded(lengths, q)
     parts = blocks = None
@@ -206,12 +208,15 @@ def captures_first(score_only, with_masks):
 
 
 def window_of(causal, window):
-    if window == (None, None):
+    if window is None or (type(window) is tuple and window == (None, None)):
         return NO_LATER_KEY if causal else EVERY_KEY
-    left, right = (None if side in (None, -1) else int(side) for side in window)
-    for name, side in (("left", left), ("right", right)):
-        if side is not None and side < 0:
-            raise InvalidArgument(f"window: expected {name} >= 0, -1 or None, got {side}")
+    sides = [side.item() if hasattr(side, "item") else side for side in window_ends(window)]
+    for at, side in enumerate(sides):
+        if not hasattr(side, "__index__"):
+            raise TypeError(f"window[{at}]: expected an integer, got {side!r}")
+        if side < -1:
+            raise InvalidArgument(f"window[{at}]: expected -1, None or keys >= 0, got {side}")
+    left, right = (None if side == -1 else side for side in sides)
     if causal:
         right = 0 if right is None else min(right, 0)
     return Window(left, right)

@@ -123,7 +123,7 @@ def decide(q, k, v, bias, alibi_slopes, options, only_kernels, may_list):
     refuse_wrong_numbers(scale, softcap, causal)
     named = () if NUMBERS_ALONE.issuperset(options) else names_of_lengths(options)
     lengths = lengths_named(named, options) if named else NO_LENGTHS
-    window = window_of(causal, options.get("window") or (None, None))
+    window = window_of(causal, options.get("window"))
     softcap = float(softcap or 0.0)
     full, view = extents(q, k, v, lengths), None
     if bias is not None:

@@ -113,6 +113,34 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(
+    "window, sentence",
+    [
+        (3, r"^window: expected \(left, right\)"),
+        ((3.5, 0), r"^window\[0\]: expected an integer, got 3.5"),
+        (torch.tensor([3.0, 0.0]), r"^window\[0\]: expected an integer, got 3.0"),
+        ((0, -2), r"^window\[1\]: expected -1, None or keys >= 0, got -2"),
+    ],
+)
+def test_a_wrong_window_is_named(window, sentence):
+    q, k, v = inputs(dtype=torch.float32)
+    bias = torch.zeros(q.shape[1], k.shape[1])
+    with pytest.raises((fa3.InvalidArgument, TypeError), match=sentence):
+        fa3.attention(q, k, v, bias=bias, window=window)
+    with pytest.raises((fa3.InvalidArgument, TypeError), match=sentence):
+        fa3.flex_attention(q, k, v, score_mod=lambda s, *_: s, window=window)
+
+
+@pytest.mark.parametrize("window", [torch.tensor([3, 1]), [3, 1], None])
+def test_a_window_may_be_a_tensor(window):
+    q, k, v = inputs(dtype=torch.float32)
+    expected = fa3.attention(q, k, v, window=window)
+    biased = fa3.attention(q, k, v, bias=torch.zeros(q.shape[1], k.shape[1]), window=window)
+    flexible = fa3.flex_attention(q, k, v, score_mod=lambda s, *_: s, window=window)
+    for found in (biased, flexible):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_what_cannot_be_translated_is_named(sentence):
     q, k, v = inputs(dtype=torch.float32)
