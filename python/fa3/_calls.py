@@ -23,7 +23,16 @@ def merge(o_partial, lse_partial, num_threads):
 
 def quantize(x, *arguments):
     """Writes y, descale and mean (or None), which follow x."""
-    _native.quantize(lender(x), *quantize_arguments("x", x, *arguments))
+    try:
+        _native.quantize(lender(x), *quantize_arguments("x", x, *arguments))
+    except InvalidArgument as error:
+        raise InvalidArgument(about_max_seqlen(str(error), "max_seqlen")) from None
+
+
+def about_max_seqlen(sentence, name):
+    """A sentence about too few scales: their number follows from max_seqlen, which was given."""
+    expected = rf"{name}: expected at least \1, the length of a sequence, or 0; its scales need"
+    return re.sub(r"^descale: expected (?=.* for (\d+) rows)", expected + " ", sentence)
 
 
 def quantize_together(calls):
@@ -38,7 +47,8 @@ def quantize_together(calls):
         at, word = int(found[1]), found[2] or ""
         of_lengths = word + ("_k" if at > 0 else "_q") if word else ""
         name = list(calls)[at] if word == "x" else of_lengths
-        raise type(error)(name + str(error)[found.end() :]) from None
+        sentence, side = name + str(error)[found.end() :], "k" if at > 0 else "q"
+        raise type(error)(about_max_seqlen(sentence, f"max_seqlen_{side}")) from None
 
 
 def dequantize_together(calls):

@@ -234,6 +234,22 @@ def test_errors_name_the_argument(change, words):
         fa3.quantize(random(1, 9, 2, 16), **change)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_max_seqlen_below_the_longest_sequence_is_named(kind):
+    x, starts = random(200, 4, 16), np.array([0, 60, 200], np.int32)
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        x, starts = torch.from_numpy(x), torch.from_numpy(starts)
+    with pytest.raises(
+        fa3.InvalidArgument, match="^max_seqlen: expected at least 140, .* or 0; its"
+    ):
+        fa3.quantize(x, cu_seqlens=starts, max_seqlen=3)
+    lengths = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_k": 64}
+    side = "_k" if kind == "torch" else ""
+    with pytest.raises(fa3.InvalidArgument, match=f"^max_seqlen{side}: expected at least 140, "):
+        fa3.attention_fp8(x, x, x, **lengths)
+
+
 def test_scales_and_means_are_refused_beside_other_types():
     q = random(1, 9, 2, 16)
     for name, shape in {"q_descale": (1,), "k_descale": (1,), "v_mean": (1, 2, 16)}.items():
