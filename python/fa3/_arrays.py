@@ -54,7 +54,19 @@ def view(array, name):
         raise no_array(array, name)
     if is_torch(array) and array.is_neg():
         return array.resolve_neg()  # its memory holds the values without their sign
+    if is_of_jax(array):
+        refuse_sharded(array, name)
     return array
+
+
+def refuse_sharded(array, name):
+    """array: of JAX, which exports no array of several devices."""
+    devices = len(array.sharding.device_set)
+    if devices > 1:
+        raise Unsupported(
+            f"{name}: expected an array on one device, got one on {devices}; call "
+            "fa3.jax.attention, which computes on each device, or gather it (jax.device_put to one)"
+        )
 
 
 def is_meta(array):
@@ -93,7 +105,7 @@ def output_view(array, name):
         return numpy_view(array, name)
     if is_torch(array):
         refuse_negated(array, name)
-    if library_of(array) in ("jax", "jaxlib"):
+    if is_of_jax(array):
         raise InvalidArgument(
             f"{name}: expected memory that may be written, got an array of JAX, which never change"
         )
@@ -102,6 +114,10 @@ def output_view(array, name):
 
 def library_of(array):
     return type(array).__module__.partition(".")[0]
+
+
+def is_of_jax(array):
+    return library_of(array) in ("jax", "jaxlib")
 
 
 def refuse_negated(tensor, name):

@@ -115,3 +115,14 @@ def test_jax_arrays_are_not_written(jax, qkv):
     cache = jax.numpy.zeros((2, 9, 2, 16))
     with pytest.raises(fa3.InvalidArgument, match="^k_cache: .* JAX, which never change"):
         fa3.append(cache, cache, k, v, seqused=jax.numpy.zeros(2, jax.numpy.int32))
+
+
+def test_a_sharded_jax_array_is_told_where_to_go(jax, qkv):
+    if len(jax.devices("cpu")) < 2:
+        pytest.skip("JAX was started with one CPU device before these tests")
+    q, k, v = qkv
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices("cpu")[:2])
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    for call in (fa3.attention, fa3.plan):
+        with pytest.raises(fa3.Unsupported, match="^k: .* one on 2; call fa3.jax.attention"):
+            call(q, jax.device_put(k, spec), v)

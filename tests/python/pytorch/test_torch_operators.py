@@ -319,6 +319,15 @@ def test_a_tensor_without_memory_of_its_own_is_left_to_the_dispatcher(qkv):
     assert torch.equal(actual, torch.stack([expected, expected]))
 
 
+def test_vmap_over_the_last_dimension_says_what_to_do(qkv):
+    (q, _, _) = (a.detach() for a in qkv)
+    examples = torch.stack([q, q], -1)
+    with pytest.raises(fa3.InvalidArgument, match=r"contiguous, in torch by contiguous\(\)"):
+        torch.vmap(lambda q: fa3.attention(q, q, q), in_dims=-1)(examples)
+    found = torch.vmap(lambda q: fa3.attention(*[q.contiguous()] * 3), in_dims=-1)(examples)
+    assert torch.equal(found[1], fa3.attention(q, q, q))
+
+
 def test_forward_mode_derivatives_are_refused_not_zero(qkv):
     q, k, v = (a.detach() for a in qkv)
     expected = fa3.attention(q, k, v)

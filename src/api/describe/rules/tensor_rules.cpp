@@ -86,7 +86,7 @@ Status check_last_stride(Named named) {
   const int last = tensor.rank - 1;
   if (tensor.shape[last] > 1 && tensor.stride[last] != 1 && has_elements(tensor)) {
     return invalid(name, ": expected stride 1 in the last dimension, got ", tensor.stride[last],
-                   "; make that dimension contiguous");
+                   "; make that dimension contiguous, in torch by contiguous()");
   }
   return {};
 }
