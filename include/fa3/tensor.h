@@ -7,6 +7,7 @@
 
 #include <fa3/fa3.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 
@@ -18,7 +19,8 @@ struct Device {
   int index = 0;                   ///< which CUDA device
 };
 
-/// A view with the given shape and strides (in elements). At most FA3_MAX_RANK dimensions.
+/// A view with the given shape and strides (in elements). More than FA3_MAX_RANK dimensions are
+/// counted, for the library to refuse, and not kept.
 inline fa3_tensor strided(const void* data, fa3_dtype dtype, std::initializer_list<int64_t> shape,
                           std::initializer_list<int64_t> stride, Device device = {}) {
   fa3_tensor view{};
@@ -26,9 +28,14 @@ inline fa3_tensor strided(const void* data, fa3_dtype dtype, std::initializer_li
   view.dtype = dtype;
   view.device_type = device.type;
   view.device_index = device.index;
-  for (int64_t extent : shape) view.shape[view.rank++] = extent;
+  for (int64_t extent : shape) {
+    if (view.rank < FA3_MAX_RANK) view.shape[view.rank] = extent;
+    ++view.rank;
+  }
   int dim = 0;
-  for (int64_t step : stride) view.stride[dim++] = step;
+  for (int64_t step : stride) {
+    if (dim < FA3_MAX_RANK) view.stride[dim++] = step;
+  }
   return view;
 }
 
@@ -36,10 +43,10 @@ inline fa3_tensor strided(const void* data, fa3_dtype dtype, std::initializer_li
 inline fa3_tensor contiguous(const void* data, fa3_dtype dtype,
                              std::initializer_list<int64_t> shape, Device device = {}) {
   fa3_tensor view = strided(data, dtype, shape, {}, device);
-  int64_t step = 1;
-  for (int dim = view.rank - 1; dim >= 0; --dim) {
-    view.stride[dim] = step;
-    step *= view.shape[dim];
+  uint64_t step = 1;  // wraps for extents that the library refuses
+  for (int dim = std::min<int>(view.rank, FA3_MAX_RANK) - 1; dim >= 0; --dim) {
+    view.stride[dim] = static_cast<int64_t>(step);
+    step *= static_cast<uint64_t>(view.shape[dim]);
   }
   return view;
 }

@@ -314,6 +314,20 @@ TEST(CppFace, says_its_plan) {
   EXPECT_EQ(text.rfind("engine cpu\n", 0), 0u) << "written although the call failed";
 }
 
+TEST(CppFace, keeps_views_of_any_extents_within_their_struct) {
+  constexpr int64_t kFar = int64_t{1} << 40;
+  float number = 0;
+  for (const fa3_tensor& view : {contiguous(&number, FA3_FLOAT32, {1, 1, 1, 1, 1, 1, 1}),
+                                 contiguous(&number, FA3_FLOAT32, {2, kFar, kFar, 8})}) {
+    const ForwardCall call;
+    ForwardArgs args;
+    static_cast<fa3_forward_params&>(args) = call.params;
+    args.q = view;
+    EXPECT_EQ(supported(args).message().rfind("q: expected", 0), 0u) << supported(args).message();
+    EXPECT_EQ(view.device_index, 0);
+  }
+}
+
 TEST(CppFace, reports_that_memory_is_out) {
   Workspace workspace;
   const Status out_of_memory = workspace.reserve(size_t{1} << 62);
