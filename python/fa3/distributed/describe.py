@@ -6,15 +6,16 @@ whole length or cu_seqlens. So ranks that agree once make the same plan, without
 """
 
 import functools
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from fa3 import _native
+from fa3._arrays import CPU
 from fa3._dropout import refuse_other_than_probability
-from fa3._options import window_ends
+from fa3._options import Options, window_ends
 from fa3.distributed import choose, stages
 from fa3.distributed.agree import agree
 from fa3.distributed.cover import Mask
@@ -165,18 +166,11 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
     }
 
 
-MOST = {"sm_margin": 1023, "num_threads": 1024}
-
-
 def refuse_other_counts(options) -> None:
     """What the library would refuse of this rank's call alone, when others wait for its rows."""
-    for name, most in MOST.items():
-        try:
-            value = operator.index(options.get(name, 0))
-        except TypeError:
-            raise TypeError(f"{name}: expected an integer, got {options[name]!r}") from None
-        if not 0 <= value <= most:
-            raise InvalidArgument(f"{name}: expected 0 to {most}, got {value}")
+    counts = {name: options.get(name, 0) for name in ("sm_margin", "num_threads")}
+    number = 0, "float32", CPU, 0, (1, 1, 1, 1), (1, 1, 1, 1)  # a tensor without memory
+    _native.forward_plan(number, number, number, None, None, *Options(**counts).given())
 
 
 def refuse_other_shape(gate, q, v) -> None:
