@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3 import _calls
-from fa3._arrays import in_int32, is_torch
+from fa3._arrays import in_int32, is_of_jax, is_torch
 from fa3._options import engine_id
-from fa3.errors import InvalidArgument
+from fa3.errors import InvalidArgument, Unsupported
 from fa3.ops import torch_backend
 
 SCALINGS = ("block", "head", "tensor")
@@ -84,6 +84,8 @@ def quantize(
         except (TypeError, ValueError):
             raise InvalidArgument(f"rotary: expected (cos, sin), got {rotary!r}") from None
     seed = signed(seed)
+    if transposed and is_of_jax(x):
+        raise Unsupported("transposed: expected False with arrays of JAX, which have no strides")
     if max_seqlen == 0 and cu_seqlens is not None:
         max_seqlen = longest(cu_seqlens)
     cu_seqlens, seqused = in_int32(cu_seqlens), in_int32(seqused)

@@ -117,6 +117,11 @@ def test_jax_arrays_are_not_written(jax, qkv):
         fa3.append(cache, cache, k, v, seqused=jax.numpy.zeros(2, jax.numpy.int32))
 
 
+def test_jax_arrays_are_not_quantized_transposed(jax, qkv):
+    with pytest.raises(fa3.Unsupported, match="^transposed: .* JAX, which have no strides"):
+        fa3.quantize(jax.numpy.asarray(qkv[2]), transposed=True)
+
+
 def test_a_sharded_jax_array_is_told_where_to_go(jax, qkv):
     if len(jax.devices("cpu")) < 2:
         pytest.skip("JAX was started with one CPU device before these tests")
