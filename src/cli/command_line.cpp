@@ -126,7 +126,8 @@ void add_verify(CLI::App& app) {
 
 constexpr const char* kBenchHelp = R"(
 Comma lists sweep: every combination is timed. Times are medians after one warm-up call; the column
-`runs` says of how many. FLOPs: 2 (d + dv) b h sq sk, half of it if causal, 2.5 times it backward.
+`runs` says of how many. FLOPs: 2 (d + dv) b h for each pair of a query and a key, 2.5 times it
+backward; causal counts the pairs that are seen, half of them where sq = sk.
 peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, median of a sample
 before every call and one after the last.
 On a GPU (--engine hopper) times are its own clock's, after warming up, with the L2 cache flushed
