@@ -192,6 +192,7 @@ def attention_mask(
             numbers.append(positions.expand(batch_size, -1) // pattern.chunk)
         lengths = lengths_of_sequences(numbers, pattern.chunk)
         if lengths is not None:
+            refuse_other_packing(pattern, packed, positions, attention_mask)
             refuse_shared_chunks(pattern, positions)
             return Mask(pattern, batch_size, packed=lengths)
     place = Place.of(pattern, q_offset, kv_offset)
@@ -227,7 +228,15 @@ class Place(NamedTuple):
     def of(pattern, q_offset, kv_offset):
         own = q_offset - kv_offset
         keys = own + pattern.queries if pattern.causal else pattern.length
-        if isinstance(own, torch.Tensor) or not pattern.depends_on_position():
+        if not pattern.depends_on_position():
+            return Place(own, keys, kv_offset)
+        if isinstance(own, torch.Tensor):
+            if not pattern.causal and pattern.queries != pattern.length:
+                raise Unsupported(
+                    f"attention_mask: expected {pattern.queries} queries that end where the "
+                    f"{pattern.length} keys of a static cache end, since a window without a causal "
+                    'mask sees later keys, too; attn_implementation="fa3_flex" takes any mask'
+                )
             return Place(own, keys, kv_offset)
         if own + pattern.queries != keys or keys > pattern.length:
             raise Unsupported(
@@ -271,6 +280,9 @@ def with_padding(pattern, place, tokens, chunk_starts):
     end = (key + 1).mul(seen).amax(1)
     begin = torch.minimum(seen.int().argmax(1), end)
     has_holes = (end - begin != seen.sum(1)).any()
+    if pattern.chunk:  # fa3 counts chunks from `begin`
+        offset = begin - first.flatten() if isinstance(first, torch.Tensor) else begin - first
+        has_holes |= ((offset % pattern.chunk != 0) & (end - begin > pattern.chunk - offset)).any()
     if is_tracing():
         torch._assert_async(~has_holes, HOLES_IN_A_GRAPH)
         return between(pattern, place, begin, end)
@@ -365,6 +377,37 @@ def packed_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
     }
+
+
+def refuse_other_packing(pattern, packed, positions, attention_mask):
+    """Packing that find_packed_sequence_indices() of Transformers never describes, but a program
+    can: by `and_mask_function=packed_sequence_mask_function(numbers)`."""
+    how = None
+    if not packed.shape[-1] == pattern.queries == pattern.length:
+        how = f"{pattern.queries} queries among {pattern.length} keys"
+    elif attention_mask is not None and has_padding(attention_mask, pattern.length):
+        how = "padding besides"
+    elif positions is None:  # those that Transformers finds go up from 0
+        changes, kinds = ((x.diff() != 0).sum(1) for x in (packed, packed.sort(1).values))
+        if is_tracing():
+            torch._assert_async((changes == kinds).all(), SEQUENCES_IN_PARTS)
+        elif not torch.equal(changes, kinds):
+            how = "sequences in several parts"
+    if how:
+        raise Unsupported(
+            "attention_mask: expected packed sequences of the queries themselves, each in one part "
+            f'and without padding, got {how}; attn_implementation="fa3_flex" takes any mask'
+        )
+
+
+def has_padding(tokens, length):
+    """tokens: (batch, positions); where nobody may ask, they might."""
+    return is_tracing() or tokens.shape[-1] < length or not tokens.all()
+
+
+SEQUENCES_IN_PARTS = (
+    "fa3: attention_mask: expected packed sequences that each lie in one part in torch.compile"
+)
 
 
 def refuse_shared_chunks(pattern, positions):
