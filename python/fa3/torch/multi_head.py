@@ -55,8 +55,19 @@ def dense(query, mask, mask_type):
     """The rows, and the options of their attention. mask: not 0 where a key is hidden."""
     blocks, bits = BlockMask(None, None)
     if mask is not None:
+        refuse_addends(mask)
         blocks, bits = from_dense(seen_by(mask, mask_type, *query.shape[:2]))
     return query, Options(block_mask=blocks, block_mask_bits=bits)
+
+
+def refuse_addends(mask):
+    """nn.TransformerEncoderLayer hands over additive masks as they are. A GPU is not asked."""
+    may_be_asked = mask.is_floating_point() and mask.device.type == "cpu"
+    if may_be_asked and not ((mask == 0) | (mask == -torch.inf)).all():
+        raise Refused(
+            "a mask that adds to scores is not supported, and torch's kernel hides each key whose "
+            "addend is not 0; torch.backends.mha.set_fastpath_enabled(False) adds it"
+        )
 
 
 def seen_by(mask, mask_type, batch, rows):

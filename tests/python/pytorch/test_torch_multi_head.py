@@ -118,3 +118,15 @@ def test_what_the_operator_has_beside_is_torchs_with_a_warning(calls):
             layer(x, x, x)  # one warning for each reason
         with pytest.warns(UserWarning, match="fa3 leaves aten::_native_multi_head.*float64"):
             double.double()(*(x.double(),) * 3, need_weights=False)
+
+
+@torch.no_grad()
+def test_an_additive_mask_which_torch_does_not_add_has_a_warning(calls):
+    layer, x = made(nn.TransformerEncoderLayer(WIDTH, HEADS, WIDTH, batch_first=True), "cpu")
+    slopes = -torch.arange(ROWS).float().sub(torch.arange(ROWS)[:, None]).abs()
+    with front.sdpa():
+        with pytest.warns(UserWarning, match="a mask that adds to scores.*addend is not 0"):
+            layer(x, src_mask=slopes)
+        assert not calls
+        layer(x, src_mask=later("cpu").float().masked_fill(later("cpu"), -torch.inf))
+        assert calls
