@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 
 from fa3 import _backends
-from fa3.errors import Unsupported
+from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Window
 from fa3.hf.attention import attention_forward as with_options
 from fa3.hf.attention import pattern_of_layer, refuse_unknown
-from fa3.hf.mask import Mask, booleans
+from fa3.hf.mask import Mask, booleans, of_whole_batch
 from fa3.hf.mask import attention_mask as mask_of_options
 from fa3.torch import attention, onnx
 
@@ -68,6 +68,7 @@ def attention_mask(*, batch_size, q_length=None, kv_length=None, attention_mask=
     """The mask function that Transformers calls; arguments as of mask.attention_mask()."""
     if isinstance(attention_mask, Mask):
         return attention_mask
+    attention_mask = of_whole_batch(attention_mask, batch_size)
     given = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
     given |= {"attention_mask": attention_mask, **described}
     if onnx.is_exporting():
@@ -132,6 +133,11 @@ def attention_forward(
     seen = seen_keys(module, attention_mask, others, q, k)
     bias = position_bias
     if isinstance(seen, torch.Tensor) and seen.dtype != torch.bool:
+        if not seen.is_floating_point():
+            raise InvalidArgument(
+                "attention_mask: expected booleans, True where a query sees a key, or floats that "
+                f"are added to the scores, got {seen.dtype}"
+            )
         added = seen.masked_fill(seen <= torch.finfo(seen.dtype).min / 2, -torch.inf)
         bias, seen = added if bias is None else bias + added, None
     parts = Parts(softcap, with_keys("position_bias", bias, q, k), score_mod, seen)

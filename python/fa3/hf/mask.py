@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from transformers import masking_utils
 
-from fa3.errors import Unsupported
+from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch import onnx
 
 CAUSAL = masking_utils.causal_mask_function
@@ -167,11 +167,12 @@ def attention_mask(
             where the cache is static.
         cache_position: (q_length,), the positions of the queries: Transformers before 5.5 gives
             them in place of q_length, q_offset and device.
-        attention_mask: None; or (batch, keys) bool, False where there is padding; or a mask that
-            was made here before, for an outer model or by generate().
+        attention_mask: None; or (batch | 1, keys) bool, False where there is padding; or a mask
+            that was made here before, for an outer model or by generate().
         others: hints for other implementations (dtype, config, use_vmap, `allow_*`).
 
     Raises:
+        fa3.InvalidArgument: attention_mask has another shape.
         fa3.Unsupported: a part of mask_function that fa3 has no option for, or padding between
             tokens that see each other by their distance.
     """
@@ -182,6 +183,7 @@ def attention_mask(
         offsets = {"q_offset": q_offset, "kv_offset": kv_offset}
         masks = {"mask_function": mask_function, "attention_mask": attention_mask}
         return booleans(**sizes, **offsets, **masks, device=device, **others)
+    attention_mask = of_whole_batch(attention_mask, batch_size)
     if cache_position is not None:
         q_length, device = cache_position.shape[0], cache_position.device
         q_offset = cache_position[0] if is_tracing() else int(cache_position[0])
@@ -201,6 +203,19 @@ def attention_mask(
     if attention_mask is None:
         return without_padding(pattern, place, batch_size, device)
     return with_padding(pattern, place, attention_mask.bool(), chunk_starts)
+
+
+def of_whole_batch(attention_mask, batch):
+    """(batch, positions), or None; of one row for all, too."""
+    if attention_mask is None or attention_mask.shape[:-1] == (batch,):
+        return attention_mask
+    if attention_mask.shape[:-1] != (1,):
+        raise InvalidArgument(
+            f"attention_mask: expected shape ({batch}, positions), False where there is padding, "
+            f'got {tuple(attention_mask.shape)}; attn_implementation="fa3_flex" takes masks of 4 '
+            "dimensions, too"
+        )
+    return attention_mask.expand(batch, -1)
 
 
 def booleans(**given):

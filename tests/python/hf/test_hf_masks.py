@@ -89,3 +89,30 @@ def test_packed_sequences_of_a_mask_function_run(one_thread):
     seen = hf.mask.booleans(**given)
     right = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     torch.testing.assert_close(out, right.transpose(1, 2), rtol=1e-5, atol=1e-5)
+
+
+IMPLEMENTATIONS = {"fa3": (hf.mask, hf.attention), "fa3_flex": (hf.flex, hf.flex)}
+
+
+@pytest.mark.parametrize("masks, layers", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+def test_padding_is_that_of_the_whole_batch(one_thread, masks, layers):
+    def mask(tokens):
+        padding = torch.tensor(tokens, dtype=torch.bool)
+        given = {"batch_size": 2, "q_length": 4, "kv_length": 4, "mask_function": CAUSAL}
+        return masks.attention_mask(**given, attention_mask=padding, device="cpu")
+
+    q, k, v = torch.randn(3, 2, 2, 4, 8)
+    row = [False, False, True, True]
+    for_all, given = (
+        layers.attention_forward(None, q, k, v, mask(tokens))[0] for tokens in ([row], [row, row])
+    )
+    assert torch.equal(for_all, given) and for_all[1, 2:].abs().min() > 0
+    for wrong in (row, [row] * 3, [[row] * 4] * 2):
+        with pytest.raises(fa3.InvalidArgument, match=r"attention_mask: expected shape \(2, posit"):
+            mask(wrong)
+
+
+def test_integers_are_no_mask_of_four_dimensions():
+    q, k, v = torch.randn(3, 1, 2, 4, 8)
+    with pytest.raises(fa3.InvalidArgument, match="expected booleans.*got torch.int64"):
+        hf.flex.attention_forward(None, q, k, v, torch.ones(1, 1, 4, 4, dtype=torch.int64))
