@@ -25,7 +25,7 @@ struct PagedKeys {
 };
 
 struct ForwardParams {
-  CopiedRows q, k, v;
+  cuda::CopiedRows q, k, v;
   PagedKeys pages;
   TileSchedule schedule;
   cuda::Divisor packs_per_kv_head;
