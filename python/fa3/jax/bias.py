@@ -120,7 +120,7 @@ def attend_with_bias(q, k, v, bias, return_lse, options):
     return (out, lse) if return_lse else out
 
 
-def reads_lengths(attend, q, k, options):
+def with_checked_lengths(attend, q, k, options):
     """q, behind a call of the library that computes zeros, one for each row of q.
 
     On the CPU the library refuses lengths that lead out of their tensors. On a GPU it reads none.

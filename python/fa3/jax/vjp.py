@@ -21,7 +21,7 @@ from fa3._options import (
     takes_options,
 )
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.jax.bias import attend_with_bias, mask_of, reads_lengths, refuse_beside_bias
+from fa3.jax.bias import attend_with_bias, mask_of, refuse_beside_bias, with_checked_lengths
 from fa3.jax.calls import OPTION_TENSORS, Call, described, in_order_of
 from fa3.jax.primitives import run
 from fa3.jax.sharding import vary_alike
@@ -85,7 +85,7 @@ def attention(q, k, v, *others, return_lse=False, return_max_logit=False, bias=N
             given.pop("scale", None)  # 0, or known as the program runs: XLA's operations take it
             refuse_wrong_kinds(arrays, given | {"return_lse": return_lse})
             refuse_wrong_call(arrays, given)
-            q = reads_lengths(attention, q, k, options)
+            q = with_checked_lengths(attention, q, k, options)
             return attend_with_bias(q, k, v, bias, return_lse, options)
         if options.get("block_mask") is not None:
             raise Unsupported("bias: expected floats or None together with block_mask")
