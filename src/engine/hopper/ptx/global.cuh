@@ -84,14 +84,4 @@ __device__ __forceinline__ void red_global_add_f32x4(float* pointer, const float
                : "memory");
 }
 
-// Integers: a sum has the same bits in any order.
-__device__ __forceinline__ void red_global_add(int64_t* pointer, int64_t value) {
-  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(pointer), "l"(value) : "memory");
-}
-
-// Raises the number there to `value`.
-__device__ __forceinline__ void red_global_max(int64_t* pointer, int64_t value) {
-  asm volatile("red.global.max.s64 [%0], %1;" ::"l"(pointer), "l"(value) : "memory");
-}
-
 }  // namespace fa3::hopper::ptx

@@ -10,13 +10,5 @@ inline void red_global_add_f32x4(float* pointer, const float (&value)[4]) {
   machine::add_global(pointer, sizeof(value));
   for (int i = 0; i < 4; ++i) pointer[i] += value[i];
 }
-inline void red_global_add(int64_t* pointer, int64_t value) {
-  machine::add_global(pointer, sizeof(value));
-  *pointer += value;
-}
-inline void red_global_max(int64_t* pointer, int64_t value) {
-  machine::add_global(pointer, sizeof(value));
-  *pointer = *pointer > value ? *pointer : value;
-}
 
 }  // namespace fa3::hopper::ptx
