@@ -177,7 +177,7 @@ FIELDS = {
     "gate gate_type max_logit",
     "hopper BackwardConfig": "head_dim head_dim_v block_m block_n stages ds_stages helpers "
     "element tiles scores weights gradients sharing",
-    "hopper LatentShape": "rows head_dim element is_bytes byte_loads",
+    "hopper LatentShape": "rows head_dim element is_bytes",
 }
 LINE = re.compile(r'fa3 kernel (forward) (\d+) \w+ "([^"]+)" ([-\d,]+),')
 

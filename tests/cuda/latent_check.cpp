@@ -3,7 +3,6 @@
 // `reference` on the CPU, twice for their bits and once from a captured graph; or, with --time, a
 // table of times. With --heads all calls, or times, are of so many heads.
 // Usage: fa3_gpu_check_latent [--heads N] [--calls N] [--seed N] [--time [bf16 | group128]]
-// With --loaders, of a program that has several: times of each loader of rows of bytes.
 #include <cuda_runtime.h>
 #include <fa3/mla.h>
 
@@ -553,36 +552,6 @@ void time_all(const std::string& rows, int64_t all_heads) {
   }
 }
 
-// Each loader in each call, one after the other, in two rounds.
-void time_loaders() {
-  const char* const loaders[] = {"0", "1", "5", "2", "6", "9", "13", "10", "14"};
-  void* const pool = make_pool(true);
-  // Batch, keys, heads, tokens, rows of a page, top-k.
-  const TimedShape shapes[] = {
-      {128, 1024, 128, 2, 64, 2048, true}, {128, 1024, 128, 1, 64, 2048, true},
-      {128, 1024, 64, 1, 64, 2048, true},  {128, 16384, 128, 1, 64, 0, true},
-      {128, 4096, 128, 1, 64, 0, true},    {128, 16384, 64, 1, 64, 0, true},
-      {32, 4096, 128, 1, 64, 0, true},     {32, 1024, 128, 1, 64, 2048, true},
-      {64, 1024, 128, 64, 64, 512, true}};
-  std::printf("us by FA3_LATENT_BYTE_LOADS:");
-  for (const char* loader : loaders) std::printf(" %7s", loader);
-  std::printf("\n");
-  for (int round = 0; round < 2; ++round) {
-    for (const TimedShape& s : shapes) {
-      std::printf("b%-3ld k%-5ld h%-3ld t%-2ld top %-4ld:   ", long(s.batch), long(s.keys),
-                  long(s.heads), long(s.tokens), long(s.top));
-      for (const char* loader : loaders) {
-        setenv("FA3_LATENT_BYTE_LOADS", loader, 1);
-        const Watchdog watchdog("a timed call", 60);
-        std::printf(" %7.1f", time_of(s, pool, kPoolRows, 0));
-        std::fflush(stdout);
-      }
-      std::printf("\n");
-    }
-  }
-  cudaFree(pool);
-}
-
 }  // namespace
 }  // namespace fa3::testing
 
@@ -594,10 +563,6 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--time") == 0) {
       time_all(i + 1 < argc ? argv[i + 1] : "", heads);
-      return 0;
-    }
-    if (std::strcmp(argv[i], "--loaders") == 0) {
-      time_loaders();
       return 0;
     }
     if (std::strcmp(argv[i], "--calls") == 0 && i + 1 < argc) calls = std::atoll(argv[++i]);

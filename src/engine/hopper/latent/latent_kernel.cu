@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/latent/latent_kernel.h"
 
-#include <cstdlib>
-
 #include "engine/hopper/latent/latent_kernel.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
@@ -19,47 +17,9 @@ LatentKernel kernel() {
           int(sizeof(LatentSmem<C>))};
 }
 
-// Checks compile this file with another number (latent_shape.h).
-#ifndef FA3_LATENT_BYTE_LOADS
-#define FA3_LATENT_BYTE_LOADS 0
-#endif
-
-template <int Rows, int HeadDim, int ByteLoads = FA3_LATENT_BYTE_LOADS>
-constexpr LatentShape group128_shape() {
-  LatentShape shape{Rows, HeadDim, Element::kBf16, true};
-  if (shape.converts()) shape.byte_loads = ByteLoads;
-  return shape;
-}
-
-template <int Rows, int HeadDim>
-LatentKernel group128_kernel() {
-  return kernel<group128_shape<Rows, HeadDim>()>();
-}
-#ifdef FA3_LATENT_COMPARES_LOADS  // a check's: all of them, and the environment says which
-template <int HeadDim, int... ByteLoads>
-LatentKernel wide_group128_kernel() {
-  const char* const asked = std::getenv("FA3_LATENT_BYTE_LOADS");
-  const int byte_loads = asked == nullptr ? 0 : std::atoi(asked);
-  LatentKernel found;
-  ((byte_loads == ByteLoads
-        ? void(found = kernel<group128_shape<kRowsPerWarpgroup, HeadDim, ByteLoads>()>())
-        : void()),
-   ...);
-  return found;
-}
-template <>
-LatentKernel group128_kernel<64, 576>() {
-  return wide_group128_kernel<576, 0, 1, 2, 5, 6, 9, 10, 13, 14>();
-}
-template <>
-LatentKernel group128_kernel<64, 512>() {
-  return wide_group128_kernel<512, 0, 1, 2, 5, 6, 9, 10, 13, 14>();
-}
-#endif
-
 template <int Rows, int HeadDim>
 LatentKernel of_type(DType dtype, bool is_group128) {
-  if (is_group128) return group128_kernel<Rows, HeadDim>();
+  if (is_group128) return kernel<LatentShape{Rows, HeadDim, Element::kBf16, true}>();
   return dtype == DType::float16 ? kernel<LatentShape{Rows, HeadDim, Element::kFp16}>()
                                  : kernel<LatentShape{Rows, HeadDim, Element::kBf16}>();
 }

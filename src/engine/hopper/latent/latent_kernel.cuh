@@ -30,7 +30,6 @@
 #include "engine/hopper/latent/narrow/latent_rows.cuh"
 #include "engine/hopper/latent/wide/latent_wide_byte_loader.cuh"
 #include "engine/hopper/latent/wide/latent_wide_loader.cuh"
-#include "engine/hopper/latent/wide/latent_wide_place_loader.cuh"
 #include "engine/hopper/latent/wide/latent_wide_rows.cuh"
 
 namespace fa3::hopper {
@@ -49,8 +48,7 @@ struct LoaderOf<C, false, true> {
 };
 template <LatentShape C>
 struct LoaderOf<C, true, true> {
-  using Type =
-      std::conditional_t<C.byte_loads == 0, LatentWideByteLoader<C>, LatentWidePlaceLoader<C>>;
+  using Type = LatentWideByteLoader<C>;
 };
 
 template <LatentShape C, bool IsGroup128 = C.is_group128, bool IsWide = C.is_wide()>
@@ -79,7 +77,7 @@ struct LatentSmem {
 // of each may sum to 504 at most, else setmaxnreg waits for ever.
 template <LatentShape C>
 struct LatentRegisters {
-  static constexpr int kLoader = C.converts() && !C.has(kPlace) ? 88 : C.is_wide() ? 72 : 40;
+  static constexpr int kLoader = C.converts() ? 88 : C.is_wide() ? 72 : 40;
   static constexpr int kConsumer = (504 - kLoader) / 2;
 };
 

@@ -20,21 +20,11 @@ struct Group128 {
 // The smallest unit of keys of bytes that become fp16, as its exponent.
 inline constexpr int kLeastLatentUnit = -100;
 
-// How the loader of CTAs of 64 rows makes fp16 of rows of bytes: 0 (latent_wide_byte_loader.cuh),
-// or kPlace or kMixed (latent_wide_place_loader.cuh), with any of the others.
-enum ByteLoads {
-  kPlace = 1,  // raw rows wait in their own place in the ring
-  kMixed = 2,  // the half that a block needs first waits in registers, the other in its place
-  kReadersFence = 4,  // consumers have the proxy fence, as for copies, and not the loader
-  kNoPrefetch = 8,    // of rows to L2
-};
-
 struct LatentShape {
   int rows;      // query rows of a CTA: 16, 32 or 64
   int head_dim;  // 576 or 512
   Element element;
   bool is_group128 = false;  // else rows of the element
-  int byte_loads = 0;        // of ByteLoads
 
   // 64 rows: two consumers, each with half of the value channels (latent_wide_rows.cuh). Fewer, and
   // rows of bytes: two with 16 query rows each, the same ones or others (latent_byte_rows.cuh).
@@ -42,9 +32,6 @@ struct LatentShape {
   FA3_HD constexpr bool reads_bytes() const { return is_group128 && !is_wide(); }
   // With 64 rows a loader makes fp16 of bytes (latent_wide_byte_loader.cuh).
   FA3_HD constexpr bool converts() const { return is_group128 && is_wide(); }
-  FA3_HD constexpr bool has(ByteLoads flag) const { return (byte_loads & flag) != 0; }
-  // Threads that read what the loader has brought have the fence between the two proxies.
-  FA3_HD constexpr bool readers_fence() const { return !converts() || has(kReadersFence); }
   FA3_HD constexpr Element product_element() const {
     return is_group128 ? Element::kFp16 : element;
   }

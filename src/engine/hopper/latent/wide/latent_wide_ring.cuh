@@ -49,9 +49,6 @@ class LatentWideRing {
   __device__ __forceinline__ void wait_empty(int odd, int half) const {
     ptx::mbarrier_wait_parity(pipeline_.empty(stage(odd, half)), phase(odd) ^ 1);
   }
-  __device__ __forceinline__ bool is_empty(int odd, int half) const {
-    return ptx::mbarrier_test_parity(pipeline_.empty(stage(odd, half)), phase(odd) ^ 1);
-  }
   // By the consumer that the half's values belong to, behind its last product of them.
   __device__ __forceinline__ void release(int odd, int half) const {
     if (leads_warp()) pipeline_.release(stage(odd, half));

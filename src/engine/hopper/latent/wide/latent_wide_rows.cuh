@@ -271,8 +271,8 @@ class LatentWideRows : LatentScaledQueries<C> {
     constexpr int kFirst = Ring::first_slab(Half);
     const uint32_t keys = uniform(ring_.slab(odd, kFirst));
     ring_.wait_full(odd, Half);
-    // What is there came through the generic proxy.
-    if constexpr (C.readers_fence()) ptx::fence_proxy_async();
+    // Copies came through the generic proxy.
+    if constexpr (!C.converts()) ptx::fence_proxy_async();
     ptx::wgmma_fence();
     const uint32_t q = q_ + uint32_t(kFirst * C.slab_of_q_bytes());
     if constexpr (C.converts() && kHasRope && Half == 1) {
@@ -310,7 +310,7 @@ class LatentWideRows : LatentScaledQueries<C> {
   // O += P V of the other's block, which that has waited for.
   __device__ __forceinline__ void issue_other(uint32_t p, int odd) {
     constexpr tile::TileLayout kP = kPLayout, kValues = kValuesLayout;
-    if constexpr (C.readers_fence()) ptx::fence_proxy_async();
+    if constexpr (!C.converts()) ptx::fence_proxy_async();
     ptx::wgmma_fence();
     tile::issue_ab<kElement, kP, kValues>(output_, tile::k_major_low(p), values(odd), true);
     ptx::wgmma_commit_group();

@@ -16,7 +16,6 @@ namespace {
 struct Kernel {
   std::function<void(void*)> call;
   std::vector<Buffer> buffers;
-  bool readers_fence;
 };
 std::map<const void*, Kernel> kernels;
 std::string error;
@@ -27,7 +26,6 @@ void run(const Kernel& kernel, const cudaLaunchConfig_t& config, void* params) {
   for (unsigned cta = 0; cta < grid.x * grid.y && error.empty(); ++cta) {
     ++launch_setting.seed;
     launch_setting.buffers = kernel.buffers;
-    launch_setting.readers_fence = kernel.readers_fence;
     error = run_ctas(launch_setting, warps, {.grid = grid, .first = int(cta)}, [&] {
               kernel.call(params);
             }).error;
@@ -37,8 +35,8 @@ void run(const Kernel& kernel, const cudaLaunchConfig_t& config, void* params) {
 }  // namespace
 
 const void* add_kernel(const void* function, std::function<void(void*)> call,
-                       std::vector<Buffer> buffers, bool readers_fence) {
-  kernels[function] = {std::move(call), std::move(buffers), readers_fence};
+                       std::vector<Buffer> buffers) {
+  kernels[function] = {std::move(call), std::move(buffers)};
   return function;
 }
 

@@ -15,16 +15,14 @@
 namespace fa3::machine {
 
 // Makes a kernel known to launches; returns what they are to launch. Buffers: parts of its shared
-// memory that are smaller than 1 KB. readers_fence: as in Setting.
+// memory that are smaller than 1 KB.
 const void* add_kernel(const void* function, std::function<void(void*)> call,
-                       std::vector<Buffer> buffers, bool readers_fence = false);
+                       std::vector<Buffer> buffers);
 template <class Params>
-const void* add_kernel(void (*kernel)(Params), std::vector<Buffer> buffers = {},
-                       bool readers_fence = false) {
+const void* add_kernel(void (*kernel)(Params), std::vector<Buffer> buffers = {}) {
   return add_kernel(
       reinterpret_cast<const void*>(kernel),
-      [kernel](void* params) { kernel(*static_cast<Params*>(params)); }, std::move(buffers),
-      readers_fence);
+      [kernel](void* params) { kernel(*static_cast<Params*>(params)); }, std::move(buffers));
 }
 
 // How CTAs are run: pace and fault; each has the seed after that of the one before.

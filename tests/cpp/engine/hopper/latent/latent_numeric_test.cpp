@@ -24,13 +24,8 @@ void add_kernels() {
   add_latent_kernel<LatentShape{16, 512, E, IsGroup128}>();
   add_latent_kernel<LatentShape{32, 576, E, IsGroup128}>();
   add_latent_kernel<LatentShape{32, 512, E, IsGroup128}>();
-  if constexpr (IsGroup128) {
-    add_latent_kernel<group128_shape<64, 576>()>();
-    add_latent_kernel<group128_shape<64, 512>()>();
-  } else {
-    add_latent_kernel<LatentShape{64, 576, E}>();
-    add_latent_kernel<LatentShape{64, 512, E}>();
-  }
+  add_latent_kernel<LatentShape{64, 576, E, IsGroup128}>();
+  add_latent_kernel<LatentShape{64, 512, E, IsGroup128}>();
 }
 
 class Latent : public testing::Test {
@@ -244,9 +239,7 @@ void expect_found(Fault fault, const std::vector<std::string>& complaints, int b
   constexpr bool kIsWide = K == kOfTwoConsumers;
   if (!kIsWide && kOfBytesHere != (K == kOfBytes)) return;
   SCOPED_TRACE(K);
-  constexpr int kRows = kIsWide ? 64 : 16;
-  constexpr LatentShape kShape =
-      kOfBytesHere ? group128_shape<kRows, 576>() : LatentShape{kRows, 576, Element::kBf16};
+  constexpr LatentShape kShape{kIsWide ? 64 : 16, 576, Element::kBf16, kOfBytesHere};
   expect_found_in<kShape>(fault, complaints, barrier);
 }
 class BrokenLatent : public Latent {};
@@ -255,9 +248,8 @@ const std::string kPhases = "phases alias", kBarrier = "barrier", kDeadlock = "d
 
 TEST_F(BrokenLatent, a_stage_is_released_before_it_was_read) {
   expect_found<kOf16Bits>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases, kDeadlock});
-  // The first: raw rows on their way to their place in the ring.
   expect_found<kOfTwoConsumers>(Fault::kReleaseBeforeRead,
-                                {machine::kUnfilled, machine::kOverRead, kPhases, kDeadlock});
+                                {machine::kOverRead, kPhases, kDeadlock});
   expect_found<kOfBytes>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases, kDeadlock});
 }
 TEST_F(BrokenLatent, a_stage_is_empty_before_the_last_warp_released_it) {
@@ -305,10 +297,6 @@ TEST_F(BrokenLatent, a_lane_releases_what_others_still_read) {
 }
 TEST_F(BrokenLatent, queries_are_read_before_they_arrive) {
   expect_found<kOf16Bits>(Fault::kNoCopyWait, {machine::kUnfilled});
-}
-TEST_F(BrokenLatent, rows_are_converted_before_they_arrive) {
-  if (!kOfBytesHere) GTEST_SKIP() << "these loaders convert nothing";
-  expect_found<kOfTwoConsumers>(Fault::kNoCopyWait, {machine::kUnfilled});
 }
 TEST_F(BrokenLatent, consuming_warps_do_not_meet) {
   const std::vector<std::string> said{machine::kUnfilled, machine::kUntold};

@@ -51,7 +51,7 @@ std::vector<machine::Buffer> small_buffers() {
 // Makes the kernel of a shape known to launches.
 template <LatentShape C>
 void add_latent_kernel() {
-  machine::add_kernel(&latent_kernel<C>, small_buffers<C>(), C.has(kReadersFence));
+  machine::add_kernel(&latent_kernel<C>, small_buffers<C>());
 }
 
 // Runs a call as the engine does. "" or what went wrong: what the model says, or a wrong result.

@@ -117,7 +117,6 @@ struct Setting {
   std::function<const int*(const Content&)> counter_of;
   int made = 0;
   std::vector<Buffer> buffers;
-  bool readers_fence = false;  // stores too may be fenced by those who read them, as copies are
   std::vector<uint32_t> expect_ahead;  // barriers left waiting for bytes that nobody sends
   std::vector<GlobalTensor> tensors;
   std::function<void()> after_step;     // looks at global memory after each warp's turn

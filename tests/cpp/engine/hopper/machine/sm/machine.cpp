@@ -90,7 +90,7 @@ Block::Block(const Setting& s, Scheduler& its_scheduler, GlobalMemory& its_globa
       outcome(its_outcome),
       cta(its_cta),
       index(its_index),
-      memory(s.buffers, s.readers_fence),
+      memory(s.buffers),
       smem(new SmemBytes),
       registers(warps * s.neighbours, warps),
       faults(s.fault, s.kv, s.barrier),

@@ -17,8 +17,7 @@ std::string place(uint32_t address) {
 
 }  // namespace
 
-Memory::Memory(const std::vector<Buffer>& buffers, bool readers_fence)
-    : buffers_(buffers), readers_fence_(readers_fence) {
+Memory::Memory(const std::vector<Buffer>& buffers) : buffers_(buffers) {
   std::vector<bool> split(kSmemBytes / kUnitBytes + 1);
   for (size_t unit = 0; unit < split.size(); unit += kPieceBytes / kUnitBytes) split[unit] = true;
   for (const Buffer& b : buffers_) {
@@ -118,17 +117,14 @@ void Memory::require_filled(const Accessor& by, const Piece& split, int strip) c
 }
 
 void Memory::require_fenced(const Accessor& by, const Piece& split) const {
-  const Clock& at_fence = known_at_fence_[size_t(by.thread)];
-  const Accessor then{by.thread, by.cta, at_fence};
   for (int w = 0; w < kMostThreads; ++w) {
     const Stored& s = split.stored[size_t(w)];
-    if (readers_fence_ && then.knows_of(w, s.time)) continue;
     if (s.time > 0 && (s.fenced == 0 || !by.knows_of(w, s.fenced))) {
       fail("no fence.proxy.async between the store of ", name(w),
            " and the barrier after it: ", place(split.begin), ", met by ", name(by.thread));
     }
   }
-  if (split.copier >= 0 && !at_fence.has(split.arrival)) {
+  if (split.copier >= 0 && !known_at_fence_[size_t(by.thread)].has(split.arrival)) {
     fail("no fence.proxy.async between the barrier of copies by threads of ", name(split.copier),
          " and their reader: ", place(split.begin), ", met by ", name(by.thread));
   }

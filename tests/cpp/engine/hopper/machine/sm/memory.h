@@ -33,7 +33,7 @@ using HeldPieces = std::vector<int>;
 
 class Memory {
  public:
-  Memory(const std::vector<Buffer>& buffers, bool readers_fence);
+  explicit Memory(const std::vector<Buffer>& buffers);
 
   // A copy into shared memory, over when `arrival` is known; end_copy: its bytes are there.
   void begin_copy(const Accessor& by, uint32_t address, int bytes, Moment arrival);
@@ -118,7 +118,6 @@ class Memory {
   void for_pieces(uint32_t address, int bytes, const Action& action);
 
   std::vector<Buffer> buffers_;
-  const bool readers_fence_;
   std::vector<Piece> splits_;
   std::vector<int> piece_of_unit_;
   std::array<std::vector<int>, kMostThreads> unfenced_;

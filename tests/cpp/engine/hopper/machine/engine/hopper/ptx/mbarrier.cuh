@@ -21,9 +21,6 @@ inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
 inline bool mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity) {
   return machine::barrier_passed(barrier, parity);
 }
-inline bool mbarrier_test_parity(uint32_t barrier, uint32_t parity) {
-  return machine::barrier_passed(barrier, parity);
-}
 inline void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
   machine::barrier_wait(barrier, parity);
 }
