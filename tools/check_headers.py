@@ -28,6 +28,7 @@ NVCC_ALONE = (
     "src/engine/hopper/ptx/",
     "src/engine/cuda/jit/std.h",
     "src/engine/cuda/kernels/quantize_",
+    "src/engine/hopper/fp8/quantize_t",
     "src/engine/cuda/softmax/distance_sums.cuh",
     *(
         f"src/engine/cuda/ptx/{name}.cuh"

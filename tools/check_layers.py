@@ -52,7 +52,7 @@ HOPPER_ROOMS = {
     "scheduler/": "pipeline/ config/ host/ ptx/",
     "forward_params.h": "score_operands.h scheduler/ config/",
     "combine/": "forward_params.h scheduler/ pipeline/ config/ host/ ptx/",
-    "fp8/": "forward_params.h config/ host/ tile/ ptx/",
+    "fp8/": "forward_params.h pipeline/ config/ host/ tile/ ptx/",
     "forward/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
     "decode/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
     "backward/": "scheduler/ pipeline/ config/ tile/ ptx/",

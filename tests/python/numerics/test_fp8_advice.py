@@ -281,6 +281,38 @@ def test_cuda_kernels_for_three_tensors_agree_with_those_for_one(dim, hadamard, 
         assert ours.mean is None or torch.equal(ours.mean, theirs.mean)
 
 
+# Heads and blocks of several groups: tiles wait for means that other CTAs find. Lengths as LENGTHS.
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+def test_cuda_kernels_for_three_tensors_wait_for_means(dim, lengths, hadamard):
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device on this machine")
+    torch.manual_seed(dim)
+    cu, used = (None, None)
+    if lengths == "used":
+        used = torch.tensor([2500, 60, 700], dtype=torch.int32, device="cuda")
+    if lengths == "packed":
+        cu = torch.tensor([0, 2500, 2500, 2564, 7000], dtype=torch.int32, device="cuda")
+    sizes = (7100,) if lengths == "packed" else (3, 2500)
+    q, k, v = (torch.randn(*sizes, n, dim, device="cuda").bfloat16() + 1 for n in (10, 5, 5))
+    given = {"cu_seqlens": cu, "seqused": used, "max_seqlen": 4436 if lengths == "packed" else 0}
+    found = quantize_together(
+        q, k, v, scaling="block", center=True, hadamard=hadamard, seed=5,
+        lengths={"q": given, "k": given}, transposed=False,
+    )  # fmt: skip
+    want = (
+        fa3.quantize(q, hadamard=hadamard, seed=5, **given),
+        fa3.quantize(k, hadamard=hadamard, seed=5, center=True, **given),
+        fa3.quantize(v, center=True, **given),
+    )
+    for ours, theirs in zip(found, want, strict=True):
+        share, steps = apart(ours, theirs)
+        assert share <= (1e-4 if hadamard else 0) and steps <= 1
+        torch.testing.assert_close(ours.descale, theirs.descale, rtol=1e-6 * hadamard, atol=0)
+        assert ours.mean is None or torch.equal(ours.mean, theirs.mean)
+
+
 @pytest.mark.parametrize(("at", "name"), list(enumerate("qkv")))
 def test_a_tensor_that_cannot_be_quantized_is_named(at, name):
     inputs = [torch.randn(1, 20, 2, 64) for _ in range(3)]

@@ -89,7 +89,7 @@ template <class T>
 __global__ void __launch_bounds__(kFoursThreads, kFoursCtas)
     add_up_fours(const __grid_constant__ StreamParams s) {
   follow_kernel_before();
-  add_up<T, kRows>(s, blockIdx.z, blockIdx.y, blockIdx.x);
+  add_up<T>(s, blockIdx.z, blockIdx.y, blockIdx.x);
 }
 
 // blockIdx is the head, a thread has a channel.
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ctas_at_once<T>(kPasses, kW
       }
     }
     __syncthreads();
-    return store_transposed(p, block, turned);
+    return store_transposed(p, block, turned, int(threadIdx.x), int(blockDim.x));
   }
   const Column<uint8_t> y(p.y, block, at);
 #pragma unroll

@@ -30,6 +30,7 @@ struct Block {
   int64_t b, first_row;  // where x and y have its rows
   int num_rows;
 
+  Block() = default;
   __device__ Block(const QuantizeProblem& p, int64_t s, int64_t h, int64_t i)
       : sequence(s), head(h), index(i) {
     const Rows rows = p.lengths.clamped_rows_of(sequence);
@@ -113,13 +114,14 @@ class TurnedRows {
 static_assert(transposed_place(0) == 0 && transposed_place(1) == 1 && transposed_place(8) == 2 &&
               transposed_place(9) == 3 && transposed_place(2) == 4);
 
-// The rows of a block, as channels of 16 neighbouring places each; four lanes have a channel.
+// The rows of a block, as channels of 16 neighbouring places each; four lanes have a channel. By
+// `threads` threads, of which this is number `thread`.
 __device__ inline void store_transposed(const QuantizeProblem& p, const Block& block,
-                                        const TurnedRows& rows) {
+                                        const TurnedRows& rows, int thread, int threads) {
   constexpr int kParts = kRows / kTransposedKeys;
   const int64_t places = transposed_places(p.lengths.max) - block.index * kRows;
   auto* const y = p.y.at<uint8_t>(block.b, 0, block.head) + block.index * kRows;
-  for (int i = int(threadIdx.x); i < int(p.head_dim) / 4 * kParts; i += int(blockDim.x)) {
+  for (int i = thread; i < int(p.head_dim) / 4 * kParts; i += threads) {
     const int first = i % kParts * kTransposedKeys, column = i / kParts;
     if (first >= places) continue;
     uint32_t x[4][4];

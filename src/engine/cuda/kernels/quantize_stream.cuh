@@ -266,7 +266,7 @@ class StreamThread {
     }
     if (s_.p.y_transposed.on) {
       wait_for_others();
-      store_transposed(s_.p, block, turned);
+      store_transposed(s_.p, block, turned, int(threadIdx.x), threads_);
     }
   }
 

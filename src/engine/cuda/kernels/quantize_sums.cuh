@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The means of a tensor's channels: sums of blocks of rows, and sums of these. Next:
-// quantize_tiles.cuh.
+// The means of a tensor's channels: sums of blocks of rows, and sums of these. Next: quantize.cu.
 #pragma once
 
 #include "core/workspace.h"
@@ -31,8 +30,8 @@ inline QuantizerParts allocate(const QuantizeProblem& p, WorkspaceAllocator& all
 cudaError_t clear_unused_rows(const QuantizeProblem& p, cudaStream_t stream);
 
 // Adds up a block's rows: a thread has four neighbouring channels, those of all heads one after the
-// other, from `part` * kFoursThreads on. kAhead: rows that are loaded at once.
-template <class T, int kAhead>
+// other, from `part` * kFoursThreads on.
+template <class T>
 __device__ void add_up(const StreamParams& s, int64_t sequence, int64_t index, unsigned part) {
   const QuantizeProblem& p = s.p;
   const int fours = int(p.head_dim) / 4, four = int(part) * kFoursThreads + int(threadIdx.x);
@@ -46,20 +45,10 @@ __device__ void add_up(const StreamParams& s, int64_t sequence, int64_t index, u
     sum = {__fadd_rn(sum.x, a.x), __fadd_rn(sum.y, a.y), __fadd_rn(sum.z, b.x),
            __fadd_rn(sum.w, b.y)};
   };
-  if (block.num_rows == kRows && kAhead == kRows) {
+  if (block.num_rows == kRows) {
 #pragma unroll
     for (int row = 0; row < kRows; ++row, x += p.x.row_stride) {
       add(*reinterpret_cast<const uint2*>(x));
-    }
-  } else if (block.num_rows == kRows) {
-    for (int first = 0; first < kRows; first += kAhead, x += kAhead * p.x.row_stride) {
-      uint2 ahead[kAhead];
-#pragma unroll
-      for (int row = 0; row < kAhead; ++row) {
-        ahead[row] = *reinterpret_cast<const uint2*>(x + row * p.x.row_stride);
-      }
-#pragma unroll
-      for (uint2 pairs : ahead) add(pairs);
     }
   } else {
     for (int row = 0; row < block.num_rows; ++row, x += p.x.row_stride) {

@@ -21,11 +21,11 @@ namespace {
 constexpr int kTotal = 1500, kHeads = 2;
 
 // A list of tiles as the device makes it, but in the order of the sequences.
-struct Tiles {
+struct TileList {
   std::vector<SequenceTiles> entries;
   int count = 0;
 
-  Tiles(const Lengths& rows, const Lengths& others, int batch, int block_rows)
+  TileList(const Lengths& rows, const Lengths& others, int batch, int block_rows)
       : entries(size_t(ceil_div(kTotal, block_rows) + batch + 1)) {
     const VarlenMetadata list{.lengths_q = rows,
                               .lengths_k = others,
@@ -49,7 +49,7 @@ struct Setting {
   int block_m;
   Lengths q = lengths(starts_q), k = lengths(starts_k);
   int batch = int(starts_q.size()) - 1;
-  Tiles query_tiles{q, k, batch, block_m}, key_tiles{k, q, batch, kMaskBlock};
+  TileList query_tiles{q, k, batch, block_m}, key_tiles{k, q, batch, kMaskBlock};
   std::vector<int> first_rows = std::vector<int>(size_t(batch) + 1, 12345);
   BlockListParams params = make_params();
 
