@@ -10,7 +10,7 @@
  *
  * Engine cpu computes all of these calls, engine reference all but gradients. Engine hopper
  * computes fa3_mla_forward() for LATENT rows of 16 bits and, with bfloat16 queries, for GROUP128
- * rows, without extra_cache; and fa3_mla_backward() in 16 bits, not `deterministic`. It refuses
+ * rows, without extra_cache; and fa3_mla_backward() in 16 bits. It refuses
  * others. All engines for GPUs append and gather all rows; a position beyond the tables
  * is their last there. The rules of fa3.h hold here too. On a device nobody checks slots, indices
  * and lengths before a call.
@@ -160,7 +160,7 @@ typedef struct fa3_mla_backward_params {
   fa3_tensor dsink;       /**< written, optional, with sink: float32 (h) */
   float scale;            /**< as in the forward call */
   int32_t lse_with_sink;  /**< as in the forward call: whether lse counts the sink */
-  int32_t deterministic;  /**< as in fa3_backward_params; engine cpu always is, hopper never */
+  int32_t deterministic;  /**< as in fa3_backward_params; engine cpu always is */
   int32_t num_threads;    /**< as in fa3_options */
   int32_t engine;         /**< as in fa3_options */
   int32_t reserved;       /**< unused */

@@ -260,7 +260,8 @@ def sparse_attention(
         causal: also skips indices of rows later than i + s_kv - sq, for query i.
         return_lse, return_max: as attention()'s: (h, sq), or (b, h, sq). The LSE has a gradient.
         lse_with_sink: False leaves the sink out of the LSE.
-        deterministic: bitwise repeatable gradients, which engine cpu always has and hopper never.
+        deterministic: bitwise repeatable gradients. Engine cpu always has them; on a GPU they
+            take longer.
         engine: "auto", "cpu", "hopper" or "reference"; "reference" has no gradients.
 
     Returns:

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of selected latent rows on a GPU, through the C interface: random calls beside
-// double precision, each twice; or, with --time, a table of times. Usage:
+// double precision, each twice; deterministic ones three times, with the same bits, and once more
+// with a number that is not finite; or, with --time, a table of times. Usage:
 // fa3_gpu_check_latent_gradients
 // [--calls N] [--seed N] | --time
 #include <cuda_runtime.h>
 #include <fa3/mla.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -53,6 +55,7 @@ GradientCase random_case(uint64_t seed) {
   c.scale = pick(random, {0.0f, 0.0f, 0.07f, 0.5f});
   c.spread = pick(random, {1.0f, 1.0f, 4.0f});
   c.of_d_o = pick(random, {1.0f, 1.0f, 0.01f, 10.0f});
+  c.deterministic = random() % 2 == 0;
   return c;
 }
 
@@ -67,18 +70,42 @@ struct Workspace {
   ~Workspace() { cudaFree(data); }
 };
 
+// Gradients are finite at the same places, however they are summed.
+std::string compare_broken(const GradientCase& c, const test::GradientCall& call) {
+  const bool is_nan = c.seed % 2 == 0, is_fp16 = c.dtype == FA3_FLOAT16;
+  const uint16_t bits = is_nan ? 0x7fff : is_fp16 ? 0x7c00 : 0x7f80;
+  const fa3_tensor& broken = c.seed % 3 == 0 ? call.params().q : call.params().d_o;
+  CHECK_CUDA(cudaMemcpy(broken.data, &bits, sizeof(bits), cudaMemcpyHostToDevice));
+  std::vector<bool> finite[2];
+  for (int32_t deterministic : {0, 1}) {
+    fa3_mla_backward_params p = call.params();
+    p.deterministic = deterministic;
+    const Workspace workspace(p);
+    if (fa3_mla_backward(&p, workspace.data, workspace.bytes, nullptr) != FA3_OK) {
+      return fa3_last_error();
+    }
+    CHECK_CUDA(cudaDeviceSynchronize());
+    finite[deterministic] = call.are_finite();
+  }
+  return finite[0] == finite[1] ? "" : "with a number that is not finite: other gradients are";
+}
+
 bool check(const GradientCase& c, double* worst) {
   const std::string words = test::describe(c);
   test::GradientCall call(c, FA3_CUDA);
   const Watchdog watchdog(words, 60);  // a sanitizer takes 20 s where it shares the GPU
   const Workspace workspace(call.params());
-  for (int pass = 0; pass < 2; ++pass) {
+  std::vector<std::byte> first;
+  for (int pass = 0; pass < (c.deterministic ? 3 : 2); ++pass) {
     std::string said;
     if (fa3_mla_backward(&call.params(), workspace.data, workspace.bytes, nullptr) != FA3_OK) {
       said = fa3_last_error();
     } else {
       CHECK_CUDA(cudaDeviceSynchronize());
       said = call.compare();
+      if (pass == 0) first = call.gradients();
+      if (c.deterministic && call.gradients() != first) said = "other bits than the first time";
+      if (said.empty() && pass == 2) said = compare_broken(c, call);
     }
     *worst = std::max(*worst, call.error());
     if (said.empty()) continue;
@@ -143,7 +170,9 @@ void time_shape(int64_t tokens, int64_t heads, int64_t top, int64_t rows, bool c
   size_t bytes = 0;
   if (fa3_mla_forward_workspace_size(&f, &bytes) != FA3_OK) bytes = 0;
   const DeviceArray<unsigned char> of_forward(bytes);
-  const Workspace of_backward(b);
+  fa3_mla_backward_params deterministic = b;
+  deterministic.deterministic = 1;
+  const Workspace of_backward(b), of_deterministic(deterministic);
   cudaEvent_t begin, end;
   CHECK_CUDA(cudaEventCreate(&begin));
   CHECK_CUDA(cudaEventCreate(&end));
@@ -168,12 +197,31 @@ void time_shape(int64_t tokens, int64_t heads, int64_t top, int64_t rows, bool c
       median([&] { return fa3_mla_forward(&f, of_forward.data, bytes, nullptr); });
   const double backward =
       median([&] { return fa3_mla_backward(&b, of_backward.data, of_backward.bytes, nullptr); });
+  const std::vector<uint16_t> in_floats = d_kv.fetch();
+  const double repeatable = median([&] {
+    return fa3_mla_backward(&deterministic, of_deterministic.data, of_deterministic.bytes, nullptr);
+  });
+  const std::vector<uint16_t> in_integers = d_kv.fetch();
+  for (int i = 0; i < 5; ++i) {
+    fa3_mla_backward(&deterministic, of_deterministic.data, of_deterministic.bytes, nullptr);
+    if (d_kv.fetch() == in_integers) continue;
+    std::printf("FAILED time: other bits than before\n");
+    std::exit(1);
+  }
+  double squares = 0, errors = 0;
+  for (size_t i = 0; i < in_floats.size(); ++i) {
+    const double x = to_float(BFloat16{in_floats[i]});
+    const double error = x - double{to_float(BFloat16{in_integers[i]})};
+    squares += x * x, errors += error * error;
+  }
   const double products = 2.0 * double(pairs) * double(heads);
   std::printf(
       "%6ld tokens, %3ld heads, top-k %4ld of %6ld%s: forward %8.3f ms %4.0f TFLOP/s, "
-      "backward %8.3f ms %4.0f TFLOP/s\n",
+      "backward %8.3f ms %4.0f TFLOP/s, deterministic %8.3f ms %4.0f TFLOP/s, "
+      "differs by %.1g\n",
       long(tokens), long(heads), long(top), long(rows), causal ? " causal" : "", forward,
-      products * 1088 / forward * 1e-9, backward, products * 2752 / backward * 1e-9);
+      products * 1088 / forward * 1e-9, backward, products * 2752 / backward * 1e-9, repeatable,
+      products * 2752 / repeatable * 1e-9, std::sqrt(errors / squares));
   std::fflush(stdout);
 }
 

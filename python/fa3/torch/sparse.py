@@ -9,7 +9,7 @@ import torch
 from fa3 import _mla_calls, _native
 from fa3._arrays import view
 from fa3._mla_calls import VALUE_DIM, Forward
-from fa3.errors import InvalidArgument, Unsupported
+from fa3.errors import InvalidArgument
 from fa3.torch.autograd import to_autocast_type
 from fa3.torch.checks import refuse_numbers_that_learn, refuse_other_than_tensor
 from fa3.torch.library import Function, define, record_gradient, recorded_by, unrecorded
@@ -73,11 +73,6 @@ class SparseAttention(Function):
 
     @staticmethod
     def forward(ctx, run, q, kv, indices, index_count, sink, *numbers):
-        if q.is_cuda and is_deterministic(numbers):
-            raise Unsupported(
-                "deterministic: expected False where a gradient is needed on a GPU, which adds a "
-                "row's gradients in any order; engine cpu is deterministic"
-            )
         out, lse, largest = run(q, kv, indices, index_count, sink, *numbers)
         ctx.mark_non_differentiable(largest)
         ctx.set_materialize_grads(False)

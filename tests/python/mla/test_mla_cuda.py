@@ -228,6 +228,26 @@ def test_gradients_of_chosen_rows_are_what_the_cpu_computes(dim, heads, with_sin
         assert (got - right).norm() <= 0.01 * right.norm()
 
 
+def test_deterministic_gradients_repeat_bit_by_bit():
+    q, kv = random(300, 16, 576).cuda(), random(400, 576, seed=1).cuda()
+    indices = torch.randint(400, (300, 200), device="cuda")
+    leaves = [x.requires_grad_() for x in (q, kv)]
+
+    def gradients(**options):
+        out = mla.sparse_attention(*leaves, indices, **options)
+        return torch.autograd.grad(out.square().sum(), leaves)
+
+    first = gradients(deterministic=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(10):
+            assert all(map(torch.equal, gradients(), first))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for got, right in zip(gradients(), first, strict=True):
+        torch.testing.assert_close(got, right, rtol=2**-6, atol=2**-6)
+
+
 def test_gradients_on_a_stream_and_from_a_graph():
     q, kv = random(64, 16, 576).cuda(), random(200, 576, seed=1).cuda()
     indices = torch.randint(200, (64, 100), device="cuda")

@@ -64,6 +64,12 @@ TEST_P(LatentGradients, sinks_and_gradients_of_the_lse) {
   }
 }
 
+TEST_P(LatentGradients, deterministic_or_not) {
+  expect_right({.batch = 2, .tokens = 7, .heads = 66, .deterministic = true});
+  expect_right({.tokens = 9, .heads = 3, .one_row = true, .wide = true, .deterministic = true});
+  expect_right({.tokens = 0, .heads = 2, .deterministic = true});
+}
+
 TEST_P(LatentGradients, outputs_and_scales_of_any_size) {
   for (const bool wide : {false, true}) {
     expect_right({.heads = 9, .wide = wide, .scale = 0.002f, .of_d_o = 1e-3f});

@@ -38,6 +38,7 @@ std::string describe(const GradientCase& c) {
   if (c.sink) text << ", sink" << (c.lse_with_sink ? " in the LSE" : "");
   if (c.has_d_lse) text << ", d_lse";
   if (c.wide) text << ", wide";
+  if (c.deterministic) text << ", deterministic";
   text << ", scale " << c.scale << ", spread " << c.spread << ", seed " << c.seed;
   return text.str();
 }
@@ -214,24 +215,44 @@ void GradientCall::describe_params(fa3_device_type memory) {
   if (c_.sink) p.dsink = place(nullptr, 4 * sink_.size(), FA3_FLOAT32, {h}, {1}, memory);
   if (c_.scale > 0) p.scale = c_.scale;
   p.lse_with_sink = c_.lse_with_sink;
+  p.deterministic = c_.deterministic;
+}
+
+std::vector<std::byte> GradientCall::gradients() const {
+  std::vector<std::byte> all;
+  for (size_t i = first_output_; i < memory_.size(); ++i) {
+    std::vector<std::byte> bytes(memory_[i].bytes());
+    memory_[i].read(bytes.data());
+    all.insert(all.end(), bytes.begin(), bytes.end());
+  }
+  return all;
+}
+
+std::vector<double> GradientCall::numbers(size_t output, int32_t dtype) const {
+  const GuardedMemory& from = memory_[first_output_ + output];
+  std::vector<std::byte> bytes(from.bytes());
+  from.read(bytes.data());
+  std::vector<double> all;
+  const size_t size = dtype == FA3_FLOAT32 ? 4 : 2;
+  for (size_t i = 0; i < bytes.size() / size; ++i) {
+    float wide;
+    uint16_t bits;
+    std::memcpy(&bits, &bytes[i * size], sizeof(bits));
+    if (size == 4) std::memcpy(&wide, &bytes[i * size], sizeof(wide));
+    all.push_back(size == 4 ? wide : widen(bits, fa3_dtype(dtype)));
+  }
+  return all;
+}
+
+std::vector<bool> GradientCall::are_finite() const {
+  std::vector<bool> all;
+  for (const auto& of : {numbers(0, params_.dq.dtype), numbers(1, params_.d_cache.dtype)}) {
+    for (const double x : of) all.push_back(std::isfinite(x));
+  }
+  return all;
 }
 
 std::string GradientCall::compare() {
-  const auto numbers = [&](size_t output, int32_t dtype) {
-    const GuardedMemory& from = memory_[first_output_ + output];
-    std::vector<std::byte> bytes(from.bytes());
-    from.read(bytes.data());
-    std::vector<double> all;
-    const size_t size = dtype == FA3_FLOAT32 ? 4 : 2;
-    for (size_t i = 0; i < bytes.size() / size; ++i) {
-      float wide;
-      uint16_t bits;
-      std::memcpy(&bits, &bytes[i * size], sizeof(bits));
-      if (size == 4) std::memcpy(&wide, &bytes[i * size], sizeof(wide));
-      all.push_back(size == 4 ? wide : widen(bits, fa3_dtype(dtype)));
-    }
-    return all;
-  };
   error_ = 0;
   // Of dS and of P; a sink far above leaves that little of both.
   const double of_scores = scale_ * 20 * std::exp(-c_.all_sinks);

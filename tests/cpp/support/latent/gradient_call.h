@@ -6,6 +6,7 @@
 
 #include <fa3/mla.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -27,9 +28,10 @@ struct GradientCase {
   bool sink = false, lse_with_sink = true, has_d_lse = false;
   float all_sinks = 0;  // not 0: of all heads, far above the scores
   bool wide = false;    // dq and d_cache in float32
-  float scale = 0;      // 0: dim^-0.5
-  float spread = 1;     // of q
-  float of_d_o = 1;     // spread of d_o
+  bool deterministic = false;
+  float scale = 0;   // 0: dim^-0.5
+  float spread = 1;  // of q
+  float of_d_o = 1;  // spread of d_o
   uint64_t seed = 1;
 
   int64_t queries() const { return (batch == 0 ? 1 : batch) * tokens; }
@@ -45,10 +47,15 @@ class GradientCall : PlacedTensors {
   const fa3_mla_backward_params& params() const { return params_; }
   // Compares what lies in the outputs with what should. "", or what is wrong.
   std::string compare();
+  // What lies in the outputs: the bits of dq, d_cache and, with a sink, dsink.
+  std::vector<std::byte> gradients() const;
+  // Of each number of dq and d_cache, the gaps between pages too: whether it is finite.
+  std::vector<bool> are_finite() const;
   // The largest error of dq and d_cache that compare() has found, relative to their sizes.
   double error() const { return error_; }
 
  private:
+  std::vector<double> numbers(size_t output, int32_t dtype) const;
   int64_t slots() const { return pages_ * c_.page_size; }
   std::vector<int64_t> slots_of(int64_t query) const;
   void fill();

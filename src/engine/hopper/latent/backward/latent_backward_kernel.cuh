@@ -2,7 +2,7 @@
 // Gradients of attention to the rows of a latent cache that each token's indices name. A CTA has up
 // to 64 heads of one token and goes through its keys once, in blocks of 64: S = Q K^T and dP = dO
 // V^T, P and dS, dQ += dS K, and for the rows of the cache dS^T Q + P^T dO, added to sums in
-// float32.
+// float32, or in deterministic calls in integers.
 //
 // Q and dO of 64 rows take 136 KB of shared memory, a block of keys 72 and P and dS 16: there is
 // room for one block. The loader brings the next block while the keys' gradients are multiplied and
@@ -13,6 +13,7 @@
 // Read first: latent_backward_params.h. Next: latent_key_loader.cuh, latent_gradients.cuh.
 #pragma once
 
+#include "engine/hopper/latent/backward/cache_sums.cuh"
 #include "engine/hopper/latent/backward/latent_gradients.cuh"
 #include "engine/hopper/latent/backward/latent_key_loader.cuh"
 
@@ -20,18 +21,18 @@ namespace fa3::hopper {
 
 inline constexpr int kLatentBackwardThreads = 3 * kWarpgroupSize;
 
-template <int HeadDim, Element E, int Part>
+template <int HeadDim, Element E, class Sums, int Part>
 __device__ __forceinline__ void compute_gradients(const LatentBackwardParams& params,
                                                   LatentBackwardSmem<HeadDim>& smem) {
   ptx::setmaxnreg_inc<LatentBackwardRegisters::kGradients[Part]>();
-  LatentGradients<HeadDim, E, Part> gradients(params, smem);
+  LatentGradients<HeadDim, E, Sums, Part> gradients(params, smem);
   const GradientRows rows(params);
   SelectedBlocks blocks(params, rows.b, rows.token);
   while (blocks.next()) gradients.attend(blocks);
   gradients.finish();
 }
 
-template <int HeadDim, Element E>
+template <int HeadDim, Element E, class Sums>
 __global__ void __launch_bounds__(kLatentBackwardThreads, 1)
     latent_backward_kernel(const __grid_constant__ LatentBackwardParams params) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
@@ -51,9 +52,9 @@ __global__ void __launch_bounds__(kLatentBackwardThreads, 1)
     SelectedBlocks blocks(params, rows.b, rows.token);
     LatentKeyLoader<HeadDim>(params, smem, int(threadIdx.x)).load(blocks);
   } else if (warpgroup == 1) {
-    compute_gradients<HeadDim, E, 0>(params, smem);
+    compute_gradients<HeadDim, E, Sums, 0>(params, smem);
   } else {
-    compute_gradients<HeadDim, E, 1>(params, smem);
+    compute_gradients<HeadDim, E, Sums, 1>(params, smem);
   }
 }
 

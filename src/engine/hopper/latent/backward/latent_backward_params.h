@@ -8,6 +8,7 @@
 #include "core/latent.h"
 #include "core/macros.h"
 #include "engine/cuda/tile/divisor.h"
+#include "engine/hopper/latent/backward/integer_sums.h"
 
 namespace fa3::hopper {
 
@@ -24,6 +25,11 @@ struct LatentBackwardParams {
   int row_tiles = 1;                // CTAs of a token
   float* sums = nullptr;       // (rows of the cache, head_dim), in the order of column_of_sum()
   float* sink_sums = nullptr;  // (heads, tokens of all entries)
+  // Instead of `sums` in deterministic calls, in the order of column_of_integer_sum(); and of each
+  // row of the cache.
+  int64_t* integer_sums = nullptr;
+  RowBound* bounds = nullptr;
+  RowScale* scales = nullptr;
 
   FA3_HD int64_t cache_rows() const {
     return problem.keys.cache.pages * problem.keys.cache.page_size;
@@ -38,6 +44,11 @@ FA3_HD constexpr int column_of_sum(int place) {
   return place / 16 * 16 + pair * 8 + lane * 2 + place % 2;
 }
 
+// As column_of_sum(), where sums are integers. A lane adds 8 bytes at once, a quad 32 in a row.
+FA3_HD constexpr int column_of_integer_sum(int place) {
+  return place / 8 * 8 + place % 4 * 2 + place % 8 / 4;
+}
+
 struct LatentBackwardKernel {
   const void* function = nullptr;
   int threads = 0;
@@ -45,7 +56,10 @@ struct LatentBackwardKernel {
 };
 
 // dtype: float16 or bfloat16.
-LatentBackwardKernel latent_backward_kernel_of(int64_t head_dim, DType dtype);
+LatentBackwardKernel latent_backward_kernel_of(int64_t head_dim, DType dtype, bool deterministic);
+
+// Queues the kernels that find bounds and scales of integer sums.
+cudaError_t scale_integer_sums(const LatentBackwardParams& params, cudaStream_t stream);
 
 // Queues the kernel that writes d_cache from the sums.
 cudaError_t store_cache_gradient(const LatentBackwardParams& params, cudaStream_t stream);

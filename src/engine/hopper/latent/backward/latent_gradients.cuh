@@ -38,7 +38,8 @@ struct GradientRows {
 
 // Part: 0 or 1, the half of keys and of value channels. Rope channels are in part 0 of dQ and in
 // part 1 of the keys' gradients, so both have as many products.
-template <int HeadDim, Element E, int Part>
+// Sums: FloatSums or IntegerSums.
+template <int HeadDim, Element E, class Sums, int Part>
 class LatentGradients {
   static constexpr bool kHasRope = HeadDim > kLatentValueDim;
   static constexpr int kSlabs = HeadDim / 64;
@@ -93,14 +94,13 @@ class LatentGradients {
     ptx::wgmma_commit_group();
     // The keys' gradients need no keys: the loader brings the next ones meanwhile.
     float sums[kOfSlab];
-    float* rows[kRowsPerThread];
+    Sums rows[kRowsPerThread];
     const int first_key = fragment_row(own_thread()) % kWarpSize;
     const bool upper = own_warp() >= kWarpsPerWarpgroup / 2;
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
       const int key = first_key + i * kRowDistance;
-      const int row = upper ? blocks.row_of(1, key) : blocks.row_of(0, key);
-      rows[i] = row < 0 ? nullptr : params_.sums + int64_t{row} * HeadDim;
+      rows[i] = Sums(params_, upper ? blocks.row_of(1, key) : blocks.row_of(0, key), HeadDim);
     }
 #pragma unroll
     for (int i = 0; i < kKeySlabs; ++i) {
@@ -331,22 +331,13 @@ class LatentGradients {
     }
   }
 
-  // In the order of column_of_sum().
   __device__ __forceinline__ void add(const float (&sums)[kOfSlab],
-                                      float* const (&rows)[kRowsPerThread], int slab) const {
+                                      const Sums (&rows)[kRowsPerThread], int slab) const {
     const float factor = 1.0f / params_.weight_factor;
-    const int place = slab * 64 + own_thread() % kQuadLanes * 4;
+    const int lane = own_thread() % kQuadLanes;
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
-      if (rows[i] == nullptr) continue;
-      float* const to = rows[i] + place;
-#pragma unroll
-      for (int sixteen = 0; sixteen < 4; ++sixteen) {
-        const float* const from = sums + sixteen * 8 + i * 2;
-        const float four[4] = {from[0] * factor, from[1] * factor, from[4] * factor,
-                               from[5] * factor};
-        ptx::red_global_add_f32x4(to + sixteen * 16, four);
-      }
+      if (rows[i].exists()) rows[i].add(sums + i * 2, slab * 64, lane, factor);
     }
   }
 

@@ -24,9 +24,6 @@ struct LatentBackwardPlan {
 };
 
 Status check(const MlaBackwardProblem& p) {
-  if (p.deterministic) {
-    return unsupported("deterministic: expected 0, got 1: rows are summed by atomic additions");
-  }
   if (p.dtype == DType::float32) return unsupported("q: expected float16 or bfloat16, got float32");
   struct Rows {
     const char* name;
@@ -58,8 +55,15 @@ float weight_factor_of(float scale) {
 
 int64_t place_in_workspace(LatentBackwardParams& params, void* workspace) {
   const MlaBackwardProblem& p = params.problem;
+  const int64_t rows = params.cache_rows();
   WorkspaceAllocator allocator(workspace);
-  params.sums = allocator.take<float>(params.cache_rows(), p.head_dim);
+  if (p.deterministic) {
+    params.integer_sums = allocator.take<int64_t>(rows, p.head_dim);
+    params.bounds = allocator.take<RowBound>(rows);
+    params.scales = allocator.take<RowScale>(rows);
+  } else {
+    params.sums = allocator.take<float>(rows, p.head_dim);
+  }
   const int64_t heads = p.dsink != nullptr ? p.heads : 0;
   params.sink_sums = allocator.take<float>(heads, params.all_tokens());
   return allocator.bytes();
@@ -70,7 +74,8 @@ int64_t place_in_workspace(LatentBackwardParams& params, void* workspace) {
 Status plan_mla_backward(const MlaBackwardProblem& p, Plan* plan) {
   FA3_TRY(cuda::check_device(p.device_index, kCapability));
   FA3_TRY(check(p));
-  LatentBackwardPlan decided{.kernel = latent_backward_kernel_of(p.head_dim, p.dtype)};
+  LatentBackwardPlan decided{.kernel =
+                                 latent_backward_kernel_of(p.head_dim, p.dtype, p.deterministic)};
   LatentBackwardParams& params = decided.params;
   params.problem = p;
   params.scale_log2 = cuda::log2_scale(p.scale);
@@ -86,7 +91,9 @@ Status plan_mla_backward(const MlaBackwardProblem& p, Plan* plan) {
   plan->decided.store(decided);
   if (!plan->wants_words) return {};
   plan->kernel = concat("latent backward, ", kGradientRows, " heads x ", kGradientKeys, " keys");
-  plan->why = "a CTA for 64 heads of a query; the gradient of a row is added to in any order";
+  plan->why =
+      concat("a CTA for 64 heads of a query; the gradient of a row is added to in any order",
+             p.deterministic ? ", in integers: repeatable" : "");
   return {};
 }
 
@@ -102,10 +109,20 @@ Status run_mla_backward(const MlaBackwardProblem& problem, const Plan& plan, voi
   const auto then = [&](auto&& queue) {
     if (error == cudaSuccess) error = queue();
   };
-  then([&] {
-    const int64_t bytes = params.cache_rows() * problem.head_dim * int64_t{sizeof(float)};
-    return bytes == 0 ? cudaSuccess : cudaMemsetAsync(params.sums, 0, size_t(bytes), on);
-  });
+  const auto clear = [&](auto* array, int64_t count) {
+    then([&] {
+      return count == 0 ? cudaSuccess
+                        : cudaMemsetAsync(array, 0, size_t(count) * sizeof(*array), on);
+    });
+  };
+  const int64_t rows = params.cache_rows();
+  if (problem.deterministic) {
+    clear(params.integer_sums, rows * problem.head_dim);
+    clear(params.bounds, rows);
+    then([&] { return scale_integer_sums(params, on); });
+  } else {
+    clear(params.sums, rows * problem.head_dim);
+  }
   then([&] {
     return cuda::launch(decided.kernel.function, dim3(unsigned(plan.num_tasks)),
                         decided.kernel.threads, decided.kernel.smem_bytes, &params, {}, on);

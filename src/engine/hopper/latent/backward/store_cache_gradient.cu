@@ -11,17 +11,35 @@ namespace {
 
 constexpr int kOwn = 4;  // columns of a thread
 
+// What a row's sums from place `first` on give. Integers: the sums of deterministic calls.
+template <bool Integers>
+__device__ __forceinline__ void load_gradients(const LatentBackwardParams& params, int row,
+                                               int first, float (&of)[kOwn]) {
+  const int64_t at = row * params.problem.head_dim + first;
+  if constexpr (Integers) {
+    const RowScale scale = params.scales[row];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      of[i] = gradient_of(params.integer_sums[at + i], scale, params.weight_factor);
+    }
+  } else {
+    const float4 sums = *reinterpret_cast<const float4*>(params.sums + at);
+    of[0] = sums.x, of[1] = sums.y, of[2] = sums.z, of[3] = sums.w;
+  }
+}
+
+template <bool Integers>
 __global__ void store_cache_gradient_kernel(const __grid_constant__ LatentBackwardParams params) {
   const MlaBackwardProblem& p = params.problem;
   const int row = int(blockIdx.x), page = row / params.page_size;
   const int in_page = row - page * params.page_size;
   const int first = int(threadIdx.x) * kOwn;
   if (first >= p.head_dim) return;  // of the last warp
-  const float4 sums = *reinterpret_cast<const float4*>(params.sums + row * p.head_dim + first);
-  const float of[kOwn] = {sums.x, sums.y, sums.z, sums.w};
+  float of[kOwn];
+  load_gradients<Integers>(params, row, first, of);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int column = column_of_sum(first + i);
+    const int column = Integers ? column_of_integer_sum(first + i) : column_of_sum(first + i);
     if (p.d_cache.dtype == DType::float32) {
       p.d_cache.at<float>(page, in_page, 0)[column] = of[i];
     } else if (p.d_cache.dtype == DType::float16) {
@@ -39,9 +57,10 @@ __global__ void store_cache_gradient_kernel(const __grid_constant__ LatentBackwa
 cudaError_t store_cache_gradient(const LatentBackwardParams& params, cudaStream_t stream) {
   LatentBackwardParams copy = params;
   const int warps = int(ceil_div(params.problem.head_dim, kOwn * cuda::kWarpSize));
-  return cuda::launch(reinterpret_cast<const void*>(&store_cache_gradient_kernel),
-                      dim3(unsigned(params.cache_rows())), warps * cuda::kWarpSize, 0, &copy, {},
-                      stream);
+  const auto kernel = params.problem.deterministic ? &store_cache_gradient_kernel<true>
+                                                   : &store_cache_gradient_kernel<false>;
+  return cuda::launch(reinterpret_cast<const void*>(kernel), dim3(unsigned(params.cache_rows())),
+                      warps * cuda::kWarpSize, 0, &copy, {}, stream);
 }
 
 }  // namespace fa3::hopper

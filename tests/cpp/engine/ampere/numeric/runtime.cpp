@@ -10,6 +10,7 @@
 namespace fa3::machine {
 
 Setting launch_setting{.pace = {.name = "numbers", .interruption = 0.02}};
+bool launch_backwards = false;
 
 namespace {
 
@@ -23,9 +24,11 @@ std::string error;
 void run(const Kernel& kernel, const cudaLaunchConfig_t& config, void* params) {
   const int warps = int(config.blockDim.x) / kLanes;
   const dim3 grid = config.gridDim;
-  for (unsigned cta = 0; cta < grid.x * grid.y && error.empty(); ++cta) {
+  const unsigned ctas = grid.x * grid.y;
+  for (unsigned i = 0; i < ctas && error.empty(); ++i) {
     ++launch_setting.seed;
     launch_setting.buffers = kernel.buffers;
+    const unsigned cta = launch_backwards ? ctas - 1 - i : i;
     error = run_ctas(launch_setting, warps, {.grid = grid, .first = int(cta)}, [&] {
               kernel.call(params);
             }).error;

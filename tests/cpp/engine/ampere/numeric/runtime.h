@@ -27,6 +27,8 @@ const void* add_kernel(void (*kernel)(Params), std::vector<Buffer> buffers = {})
 
 // How CTAs are run: pace and fault; each has the seed after that of the one before.
 extern Setting launch_setting;
+// The order of CTAs: the last one first.
+extern bool launch_backwards;
 // What the model said of the launches since the last call, "" if all went well. The first error
 // ends a launch and all after it.
 std::string take_launch_error();

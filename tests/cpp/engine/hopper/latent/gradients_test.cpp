@@ -6,11 +6,13 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <vector>
 
 #include "api/describe/describe_mla.h"
+#include "engine/hopper/latent/backward/bound_sums.cu"
 #include "engine/hopper/latent/backward/latent_backward_kernel.cu"
 #include "engine/hopper/latent/backward/store_cache_gradient.cu"
 #include "engine/hopper/latent/plan_latent.h"
@@ -25,9 +27,8 @@ using machine::Fault;
 using machine::Pace;
 using test::GradientCase;
 
-// Runs a call as the engine does. "" or what went wrong: what the model says, or a wrong result.
-std::string run(const GradientCase& c) {
-  test::GradientCall call(c, FA3_CPU);
+// Runs a call as the engine does. "" or what went wrong.
+std::string run(const test::GradientCall& call) {
   ptx::late_sums.clear();
   MlaBackwardProblem problem;
   Plan plan;
@@ -40,14 +41,21 @@ std::string run(const GradientCase& c) {
   if (auto said = step(run_mla_backward(problem, plan, workspace.data(), nullptr)); !said.empty()) {
     return said;
   }
-  if (auto said = machine::take_launch_error(); !said.empty()) return said;
-  return call.compare();
+  return machine::take_launch_error();
+}
+// What the model says, or a wrong result.
+std::string run(const GradientCase& c) {
+  test::GradientCall call(c, FA3_CPU);
+  const std::string said = run(call);
+  return said.empty() ? call.compare() : said;
 }
 
-template <int HeadDim>
+template <int HeadDim, Element E>
 void add_kernels() {
-  machine::add_kernel(&latent_backward_kernel<HeadDim, Element::kFp16>);
-  machine::add_kernel(&latent_backward_kernel<HeadDim, Element::kBf16>);
+  machine::add_kernel(&latent_backward_kernel<HeadDim, E, FloatSums>);
+  machine::add_kernel(&latent_backward_kernel<HeadDim, E, IntegerSums>);
+  machine::add_kernel(&bound_rows_kernel<E, HeadDim>);
+  machine::add_kernel(&scale_rows_kernel<E>);
 }
 
 class LatentGradients : public testing::Test {
@@ -55,11 +63,17 @@ class LatentGradients : public testing::Test {
   static void SetUpTestSuite() {
     mallopt(M_MMAP_THRESHOLD, 1 << 30);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
-    add_kernels<576>();
-    add_kernels<512>();
-    machine::add_kernel(&store_cache_gradient_kernel);
+    add_kernels<576, Element::kFp16>();
+    add_kernels<576, Element::kBf16>();
+    add_kernels<512, Element::kFp16>();
+    add_kernels<512, Element::kBf16>();
+    machine::add_kernel(&store_cache_gradient_kernel<false>);
+    machine::add_kernel(&store_cache_gradient_kernel<true>);
   }
-  void TearDown() override { machine::launch_setting = before_; }
+  void TearDown() override {
+    machine::launch_setting = before_;
+    machine::launch_backwards = false;
+  }
 
   static void expect_right(const GradientCase& c) { EXPECT_EQ(run(c), "") << test::describe(c); }
 
@@ -122,6 +136,80 @@ TEST_F(LatentGradients, both_types_and_head_dims_at_any_scale) {
                 .scale = 0.002f,
                 .of_d_o = 1e-4f});
   expect_right({.dim = 512, .heads = 9, .top = 90, .wide = true, .scale = 0.5f, .spread = 4});
+}
+
+// ---- Deterministic calls ----
+
+TEST_F(LatentGradients, deterministic_calls_are_right) {
+  const auto expect = [](GradientCase c) {
+    c.deterministic = true;
+    expect_right(c);
+  };
+  expect({.tokens = 1, .heads = 65, .top = 65});
+  expect({.tokens = 3, .heads = 3, .top = 70, .one_row = true});
+  expect({.batch = 2, .tokens = 2, .heads = 9, .page_size = 3, .rows = 7, .has_count = true});
+  expect({.dtype = FA3_FLOAT16, .dim = 512, .heads = 9, .gap = 40, .top = 90, .wide = true});
+  for (const bool in_lse : {false, true}) {
+    expect({.heads = 20,
+            .top = 40,
+            .sink = true,
+            .lse_with_sink = in_lse,
+            .has_d_lse = true,
+            .wide = true});
+  }
+}
+
+// Sums in proportion to gradients: from the ends of bfloat16 on.
+TEST_F(LatentGradients, deterministic_calls_have_the_digits_of_any_size) {
+  for (const float of_d_o : {1e-30f, 1e-9f, 1e9f, 1e30f}) {
+    expect_right({.heads = 9, .top = 90, .wide = true, .deterministic = true, .of_d_o = of_d_o});
+  }
+}
+
+std::vector<std::byte> gradients_of(const GradientCase& c) {
+  const test::GradientCall call(c, FA3_CPU);
+  EXPECT_EQ(run(call), "");
+  return call.gradients();
+}
+
+// Rows that many queries name, some of them several times. In float32 the order shows.
+TEST_F(LatentGradients, deterministic_calls_have_the_same_bits_in_any_order) {
+  GradientCase c{.batch = 2, .tokens = 3, .heads = 66, .rows = 50, .top = 64, .sink = true};
+  c.wide = true;
+  for (const bool deterministic : {true, false}) {
+    c.deterministic = deterministic;
+    const std::vector<std::byte> first = gradients_of(c);
+    machine::launch_backwards = true;
+    machine::launch_setting.pace = {.name = "slow part 0", .weight = machine::slow<4, 7>};
+    EXPECT_EQ(gradients_of(c) == first, deterministic);
+    machine::launch_backwards = false;
+  }
+}
+
+// The same call, of which one number is not finite.
+std::vector<bool> finite_gradients_of(GradientCase c, bool deterministic,
+                                      const fa3_tensor fa3_mla_backward_params::*tensor,
+                                      uint16_t bits) {
+  c.deterministic = deterministic;
+  const test::GradientCall call(c, FA3_CPU);
+  const fa3_tensor& broken = call.params().*tensor;
+  static_cast<uint16_t*>(broken.data)[3] = bits;
+  EXPECT_EQ(run(call), "");
+  return call.are_finite();
+}
+
+TEST_F(LatentGradients, what_is_not_finite_stays_where_it_is_in_deterministic_calls) {
+  using Params = fa3_mla_backward_params;
+  const GradientCase c{
+      .tokens = 2, .heads = 1, .page_size = 20, .rows = 20, .top = 20, .wide = true};
+  const auto whole = finite_gradients_of(c, false, &Params::q, 0);
+  for (const uint16_t bits : {0x7f80, 0x7fc0, 0x7f7f}) {  // the last: the largest number
+    for (const auto tensor : {&Params::q, &Params::d_o, &Params::o}) {
+      const auto expected = finite_gradients_of(c, false, tensor, bits);
+      EXPECT_TRUE(expected != whole || bits == 0x7f7f);
+      EXPECT_EQ(finite_gradients_of(c, true, tensor, bits), expected) << std::hex << bits;
+    }
+  }
 }
 
 // ---- Orders ----

@@ -16,3 +16,7 @@ using std::isnan;
 inline int max(int a, int b) {
   return a > b ? a : b;
 }
+// Of numbers that int64_t has.
+inline int64_t __float2ll_rn(float x) {
+  return int64_t(std::nearbyint(x));
+}
