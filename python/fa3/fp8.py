@@ -184,9 +184,15 @@ def attend(q, v, quantized, transposed, out, options):
     if out is None:
         out = empty((*q.shape[:-1], v.shape[-1]), like=q, dtype=type_of(q))
     scales = {"q_descale": q8.descale, "k_descale": k8.descale, "v_descale": v8.descale}
-    means = {"k_mean": k8.mean, "v_mean": v8.mean}
+    means = {"k_mean": k8.mean if sees_scores(options) else None, "v_mean": v8.mean}
     layout = {"v_transposed": True} if transposed else {}
     return attention(q8.x, k8.x, v8.x, **scales, **means, **layout, out=out, **options)
+
+
+def sees_scores(options):
+    """Whether k's mean, which adds one number to all scores of a row, changes what is returned."""
+    asked = options.get("return_lse") or options.get("return_max_logit")
+    return bool(asked) or "softcap" in options or "sink" in options
 
 
 def refuse_without_gradient(given, out):

@@ -62,8 +62,9 @@ fa3_forward_params in_fp8(const fa3_forward_params& wide, const Problem& p) {
     x->data = nullptr;
     x->dtype = FA3_FLOAT8_E4M3;
   }
-  params.q_descale = scales(p.heads_q, p.lengths_q.max);
-  params.k_descale = scales(p.heads_k, p.lengths_k.max);
+  const auto heads_of = [](const fa3_tensor& x) { return x.shape[x.rank - 2]; };
+  params.q_descale = scales(heads_of(wide.q), p.lengths_q.max);
+  params.k_descale = scales(heads_of(wide.k), p.lengths_k.max);  // a problem without keys has one
   params.v_descale = params.k_descale;
   return params;
 }

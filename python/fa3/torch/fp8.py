@@ -184,7 +184,8 @@ def attend_fp8(inputs, quantized, how, options):
     named = Options(*seeded(q, in_order("attention_fp8", given), options.get("generator")))
     # A softcap, a sink and a gate see the scores and the output themselves.
     is_shifted = named.softcap or named.sink is not None or named.gate is not None
-    centred = how.pop("learns") and k8.mean is not None and not is_shifted
+    learns = how.pop("learns")
+    centred = k8.mean is not None and not is_shifted and (learns or not options.get("return_lse"))
     call = Call(
         *(*inputs, q8.x, k8.x, v8.x, q8.descale, k8.descale, v8.descale, k8.mean, v8.mean),
         centred=centred,

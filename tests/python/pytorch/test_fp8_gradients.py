@@ -490,3 +490,17 @@ def test_a_nan_in_q_is_no_row_of_zeros(qkv):
         q[0, 5, 0, 0] = torch.nan
     out = fa3.attention_fp8(q.requires_grad_(), k, v)
     assert out[0, 5, 0].isnan().all() and out[0, 6, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("asked", [{}, {"return_lse": True}, {"softcap": 9.0}])
+def test_k_mean_is_read_only_where_scores_are_seen(monkeypatch, asked):
+    """For the LSE alone a GPU reads all of q once more (docs/lab/fp8.md)."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 70, 2, 64) for _ in range(3))
+    given = []
+    attention = fa3.fp8.attention
+    monkeypatch.setattr(
+        fa3.fp8, "attention", lambda *x, **named: given.append(named) or attention(*x, **named)
+    )
+    fa3.attention_fp8(q, k + 1, v, **asked)
+    assert (given[0]["k_mean"] is not None) == bool(asked)
