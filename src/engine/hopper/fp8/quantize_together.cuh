@@ -156,7 +156,10 @@ class QuantizeConsumer {
       group.meet();
       const uint32_t number = next;
       stage_ = number % uint32_t{Shape::kStages};
-      ptx::mbarrier_wait_parity(pipeline_.full(stage_), number / uint32_t{Shape::kStages} % 2);
+      const uint32_t parity = number / uint32_t{Shape::kStages} % 2;
+      // Until another group has left the stage's last item, that one's phase would pass for ours.
+      ptx::mbarrier_wait_parity(pipeline_.empty(stage_), parity ^ 1);
+      ptx::mbarrier_wait_parity(pipeline_.full(stage_), parity);
       const QuantizeItem item = smem_.items[stage_];
       if (item.kind == QuantizeTask::kNothing) return;
       const StreamParams& s = t_.tensors[item.tensor];
