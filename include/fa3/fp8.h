@@ -50,7 +50,7 @@ FA3_API fa3_status fa3_dequantize_together(const fa3_quantize_params* const* par
 /** What fa3_forward_advise() says of a call with q, k and v of 16 bits. */
 typedef struct fa3_advice {
   /** FA3_FLOAT8_E4M3 where quantizing q, k and v and attending to them in FP8 is expected to take
-   * less than 93% of the time, or where no engine takes the call in q's type; otherwise q's type.
+   * less than 90% of the time, or where no engine takes the call in q's type; otherwise q's type.
    */
   int32_t precision;
   int32_t reserved;   /**< unused */

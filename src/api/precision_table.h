@@ -20,20 +20,20 @@ struct AttentionRates {
 };
 
 inline constexpr AttentionRates kAttentionRates[] = {
-    {64, false, {515, 569, 576, 613, 633}, {467, 538, 569, 611, 635}, 2.34},
-    {64, true, {383, 494, 548, 598, 625}, {318, 445, 522, 593, 626}, 2.34},
-    {128, false, {674, 741, 766, 789, 798}, {685, 787, 878, 914, 923}, 2.34},
-    {128, true, {519, 633, 714, 782, 808}, {507, 666, 802, 898, 927}, 2.34},
-    {256, false, {712, 765, 802, 821, 798}, {919, 1083, 1198, 1234, 1185}, 1.80},
-    {256, true, {568, 679, 750, 783, 811}, {665, 896, 1082, 1178, 1154}, 1.80},
+    {64, false, {497, 566, 601, 632, 644}, {461, 542, 595, 633, 647}, 2.33},
+    {64, true, {358, 475, 544, 599, 627}, {308, 438, 523, 592, 627}, 2.33},
+    {128, false, {651, 745, 777, 806, 819}, {657, 768, 897, 980, 1021}, 2.77},
+    {128, true, {493, 619, 717, 791, 823}, {478, 642, 801, 922, 997}, 2.77},
+    {256, false, {690, 773, 813, 838, 848}, {870, 1077, 1212, 1282, 1324}, 2.17},
+    {256, true, {542, 664, 757, 800, 839}, {629, 860, 1054, 1210, 1287}, 2.17},
 };
 
 // Shorter calls do not fill the GPU, or wait for memory: these rates do not say how long they take.
 inline constexpr double kLeastSeconds = 1e-4;
 
 // FP8 pays from here on, of the time in 16 bits: in calls of 100,000 tokens and more, which meet
-// the power limit, it was up to 10% slower against 16 bits than these rates say.
-inline constexpr double kMostOfWide = 0.93;
+// the power limit, it was up to 12% slower against 16 bits than these rates say.
+inline constexpr double kMostOfWide = 0.90;
 
 // Relative errors of O on normal numbers: CPU engine, 1k and 4k tokens, head dims 64 to 256.
 inline constexpr double kErrorFloat16 = 2.1e-4, kErrorBfloat16 = 2.3e-3, kErrorFp8 = 4.7e-2;

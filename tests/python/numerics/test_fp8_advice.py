@@ -22,14 +22,14 @@ def advise(keys, dim, queries=None, kv_heads=None, batch=None, dtype=torch.bfloa
 
 # Milliseconds of whole calls on an H200: bf16, and FP8 with its quantizer (docs/lab/fp8.md).
 MEASURED = {
-    (64, False, 16384): (3.472, 3.597),
-    (128, False, 2048): (0.371, 0.482),
-    (128, False, 8192): (1.394, 1.340),
-    (128, True, 4096): (0.385, 0.476),
-    (128, True, 16384): (1.360, 1.323),
-    (256, False, 4096): (0.686, 0.623),
-    (256, True, 1024): (0.121, 0.269),
-    (256, True, 8192): (0.702, 0.636),
+    (64, False, 16384): (3.413, 3.538),
+    (128, False, 2048): (0.369, 0.462),
+    (128, False, 8192): (1.364, 1.227),
+    (128, True, 4096): (0.383, 0.451),
+    (128, True, 16384): (1.335, 1.220),
+    (256, False, 4096): (0.676, 0.592),
+    (256, True, 1024): (0.127, 0.245),
+    (256, True, 8192): (0.687, 0.597),
 }
 
 
@@ -45,19 +45,19 @@ def test_expected_times_are_the_measured_ones(dim, causal, keys):
 
 
 ALLOWED = 0.06  # launches of a whole call overlap, parts are measured apart
-MOST_OF_WIDE = 0.93
+MOST_OF_WIDE = 0.90
 
 # The same of 16 sequences of so many keys, whose calls meet the power limit (fp8-packed.jsonl).
 LONG = {
-    (64, False, 16384): (60.1, 60.3),
-    (128, False, 4096): (2.73, 2.93),
-    (128, False, 8192): (11.1, 11.5),
-    (128, False, 16384): (46.6, 43.0),
-    (128, True, 16384): (22.2, 22.5),
-    (256, False, 4096): (2.66, 2.53),
-    (256, True, 4096): (1.41, 1.74),
-    (256, True, 8192): (5.38, 5.33),
-    (256, True, 16384): (23.1, 19.7),
+    (64, False, 16384): (61, 59.9),
+    (128, False, 4096): (2.73, 2.73),
+    (128, False, 8192): (11.1, 10.9),
+    (128, False, 16384): (44.9, 43.1),
+    (128, True, 16384): (21.7, 22.2),
+    (256, False, 4096): (2.71, 2.27),
+    (256, True, 4096): (1.41, 1.47),
+    (256, True, 8192): (5.47, 4.98),
+    (256, True, 16384): (23.1, 18.4),
 }
 
 
