@@ -207,8 +207,8 @@ class LatentWideRows : LatentScaledQueries<C> {
       find_largest(scores, segment.first + i + 1, 1, largest);
       turns_.wait();
       const References given = read_references();
-      // Decided by each warp for itself, so no product may stand in a branch.
-      const bool is_rare = choose_references(largest, given, refs);
+      // Decided by the warpgroup: all of its warps wait for products, or none.
+      const bool is_rare = is_of_warpgroup(choose_references(largest, given, refs));
       if (is_rare) move_references(given);
       issue_other(even_p_, 0);
       if (is_rare) {
@@ -250,6 +250,11 @@ class LatentWideRows : LatentScaledQueries<C> {
   }
   __device__ __forceinline__ void sync_warpgroup() const {
     ptx::bar_sync(int(NamedBarrier::kRows) + warpgroup_, kWarpgroupSize);
+  }
+
+  // Whether `value` is true in a thread of the warpgroup.
+  __device__ __forceinline__ bool is_of_warpgroup(bool value) const {
+    return ptx::bar_count(int(NamedBarrier::kRows) + warpgroup_, kWarpgroupSize, value) != 0;
   }
 
   // The query row, in the tile, of the thread's number r.
