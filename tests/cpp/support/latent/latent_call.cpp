@@ -177,7 +177,8 @@ void LatentCall::fill_indices() {
   cache_.resize(size_t(pages_ * page_stride_ - row_bytes()), std::byte{0xff});
   rope_.resize(size_t(c_.rope_apart ? slots() * kRope : 0), 0xffff);
   Random random(c_.seed + 1);
-  const int64_t of_nan = slots() - c_.page_size;  // the last page
+  // Slot 0, which loaders may read where an index names none, and the last page.
+  const int64_t of_nan = slots() - c_.page_size;
   const int32_t nowhere[] = {-1, INT_MIN, INT_MAX, int32_t(slots()), 2147480000};
   for (int64_t row = 0; row < query_rows_; ++row) {
     const int64_t some[] = {c_.top, random.below(c_.top + 1), c_.top + 5, -7};
@@ -185,7 +186,7 @@ void LatentCall::fill_indices() {
     counts_.push_back(int32_t(count));
     const bool none = random.one_in(8);
     for (int64_t i = 0; i < c_.top; ++i) {
-      int64_t slot = random.below(of_nan);
+      int64_t slot = 1 + random.below(of_nan - 1);
       if (none || random.one_in(8)) slot = nowhere[random.below(5)];
       if (c_.has_count && i >= count) slot = of_nan;
       indices_.push_back(int32_t(slot));

@@ -2,7 +2,7 @@
 //
 // A call of attention to a latent cache as data, its tensors and what they should give, in double
 // precision. Memory ends where a tensor does; all that no valid entry names is NaN: rows behind
-// lengths and counts, gaps between pages, the last page of the cache.
+// lengths and counts, gaps between pages, the last page of the cache, slot 0 of selected rows.
 #pragma once
 
 #include <fa3/mla.h>

@@ -7,6 +7,7 @@
 
 #include "engine/hopper/latent/latent_shape.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
+#include "engine/hopper/ptx/mbarrier_test.cuh"
 
 namespace fa3::hopper {
 
@@ -48,6 +49,11 @@ class LatentWideRing {
   }
   __device__ __forceinline__ void wait_empty(int odd, int half) const {
     ptx::mbarrier_wait_parity(pipeline_.empty(stage(odd, half)), phase(odd) ^ 1);
+  }
+  // For all lanes of the warp, at once.
+  __device__ __forceinline__ bool is_empty(int odd, int half) const {
+    return __all_sync(0xffffffff,
+                      ptx::mbarrier_test_parity(pipeline_.empty(stage(odd, half)), phase(odd) ^ 1));
   }
   // By the consumer that the half's values belong to, behind its last product of them.
   __device__ __forceinline__ void release(int odd, int half) const {

@@ -248,8 +248,9 @@ const std::string kPhases = "phases alias", kBarrier = "barrier", kDeadlock = "d
 
 TEST_F(BrokenLatent, a_stage_is_released_before_it_was_read) {
   expect_found<kOf16Bits>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases, kDeadlock});
+  // The first: raw rows on their way to their place in the ring.
   expect_found<kOfTwoConsumers>(Fault::kReleaseBeforeRead,
-                                {machine::kOverRead, kPhases, kDeadlock});
+                                {machine::kUnfilled, machine::kOverRead, kPhases, kDeadlock});
   expect_found<kOfBytes>(Fault::kReleaseBeforeRead, {machine::kOverRead, kPhases, kDeadlock});
 }
 TEST_F(BrokenLatent, a_stage_is_empty_before_the_last_warp_released_it) {
@@ -297,6 +298,10 @@ TEST_F(BrokenLatent, a_lane_releases_what_others_still_read) {
 }
 TEST_F(BrokenLatent, queries_are_read_before_they_arrive) {
   expect_found<kOf16Bits>(Fault::kNoCopyWait, {machine::kUnfilled});
+}
+TEST_F(BrokenLatent, rows_are_converted_before_they_arrive) {
+  if (!kOfBytesHere) GTEST_SKIP() << "these loaders convert nothing";
+  expect_found<kOfTwoConsumers>(Fault::kNoCopyWait, {machine::kUnfilled});
 }
 TEST_F(BrokenLatent, consuming_warps_do_not_meet) {
   const std::vector<std::string> said{machine::kUnfilled, machine::kUntold};
