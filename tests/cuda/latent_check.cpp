@@ -3,6 +3,7 @@
 // `reference` on the CPU, twice for their bits and once from a captured graph; or, with --time, a
 // table of times. With --heads all calls, or times, are of so many heads.
 // Usage: fa3_gpu_check_latent [--heads N] [--calls N] [--seed N] [--time [bf16 | group128]]
+// With --short: times of short calls, in three rounds.
 #include <cuda_runtime.h>
 #include <fa3/mla.h>
 
@@ -552,6 +553,26 @@ void time_all(const std::string& rows, int64_t all_heads) {
   }
 }
 
+// 16 heads, pages of 64 rows.
+void time_short() {
+  std::printf("us of a call: top-k 2048 of 1 | 8 | 32 queries, 1k keys of 1 | 8 | 32 sequences\n");
+  for (const bool bytes : {false, true}) {
+    void* const pool = make_pool(bytes);
+    for (int round = 0; round < 3; ++round) {
+      std::printf("%-8s:", bytes ? "group128" : "bf16");
+      for (const int64_t top : {2048, 0}) {
+        for (const int64_t batch : {1, 8, 32}) {
+          const Watchdog watchdog("a timed call", 60);
+          std::printf(" %5.1f", time_of({batch, 1024, 16, 1, 64, top, bytes}, pool, kPoolRows, 0));
+          std::fflush(stdout);
+        }
+        std::printf(top > 0 ? " |" : "\n");
+      }
+    }
+    cudaFree(pool);
+  }
+}
+
 }  // namespace
 }  // namespace fa3::testing
 
@@ -563,6 +584,10 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--time") == 0) {
       time_all(i + 1 < argc ? argv[i + 1] : "", heads);
+      return 0;
+    }
+    if (std::strcmp(argv[i], "--short") == 0) {
+      time_short();
       return 0;
     }
     if (std::strcmp(argv[i], "--calls") == 0 && i + 1 < argc) calls = std::atoll(argv[++i]);

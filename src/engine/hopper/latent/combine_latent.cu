@@ -59,9 +59,9 @@ __device__ RowPlace place_of(const LatentParams& params, int token, int head) {
     if (token < rows.begin || token >= rows.begin + rows.used) return place;
     row += int(token - rows.begin) * params.heads;
   } else {
-    const int tokens = int(p.lengths_q.max), of = token / tokens;
+    const int of = token / params.tokens;
     place.at.b = of;
-    place.at.row = token - of * tokens;
+    place.at.row = token - of * params.tokens;
     sequence = p.sparse ? token : of;
     if (!p.sparse) row += int(place.at.row) * params.heads;
   }
@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(kMostWarps* cuda::kWarpSize)
     }
     return;
   }
-  const LatentParts parts = params.tile_parts[place.tile];
+  const LatentParts parts =
+      params.splits == 0 ? params.tile_parts[place.tile] : fixed_parts(params, place.tile);
   if (parts.count == 1) return;  // stored by the kernel before
   const auto row_of = [&](int part) {
     return int64_t{parts.slot_of(part)} * params.rows_of_team() + place.row;
@@ -168,8 +169,8 @@ cudaError_t combine_latent(const LatentParams& params, cudaStream_t stream) {
   LatentParams copy = params;
   const dim3 grid(unsigned(p.lengths_q.total * p.heads), unsigned(kLatentValueDim / kCtaColumns));
   // As many as load a tile's parts at once, if tiles are alike.
-  const int parts =
-      params.splits > 0 ? params.splits : params.teams / std::max(params.tiles, 1) + 2;
+  const int splits = params.splits;
+  const int parts = splits > 0 ? splits : params.teams / std::max(params.tiles, 1) + 2;
   int warps = 1;
   while (warps < kMostWarps && warps * kAtOnce < parts) warps *= 2;
   return cuda::launch(reinterpret_cast<const void*>(&combine_latent_kernel), grid,

@@ -93,10 +93,10 @@ __global__ void __launch_bounds__(C.threads(), 1)
     pipeline.init(C.readers() * kArrivals, C.converts() ? kArrivals : kWarpgroupSize);
     ptx::fence_mbarrier_init();
   }
+  __syncthreads();
   ptx::griddepcontrol_wait();  // the kernel before may still be running
   ptx::griddepcontrol_launch_dependents();
-  LatentSegments<C.threads(), C.stream_tiles()> segments(
-      params, smem.segments);  // ends with a barrier of all
+  LatentSegments<C.threads(), C.stream_tiles()> segments(params, smem.segments);
   const int rank = int(blockIdx.x) % params.team_ctas;
   const uint32_t stages = ptx::cvta_to_shared(smem.stages);
   const int warpgroup = int(uniform(threadIdx.x / kWarpgroupSize));
@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(C.threads(), 1)
   typename RowsOf<C>::Type rows(params, smem.rows, pipeline, stages,
                                 int(threadIdx.x) - kWarpgroupSize);
   while (segments.next(segment, tile)) {
-    if (rank == 0 && thread == 0 && segment.part == 0 && segment.parts.count > 0) {
+    const bool opens_tile = segment.part == 0 && segment.parts.count > 0;
+    if (params.splits == 0 && rank == 0 && thread == 0 && opens_tile) {
       params.tile_parts[segment.tile] = segment.parts;
     }
     const int first_row = tile.first_row + rank * C.rows;

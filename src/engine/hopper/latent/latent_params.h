@@ -13,7 +13,8 @@
 //   finishes at most one tile that its predecessor began and begins at most one that its successor
 //   finishes. All lengths are read on the device, by every CTA.
 // Fixed: each tile has `splits` parts, whatever the other tiles are, so the bits of a sequence do
-//   not depend on its batch. Teams take the parts in turn.
+//   not depend on its batch. Teams take the parts in turn. A team reads no length but that of its
+//   own tile, so short calls are cut like this too: they start 1 us sooner.
 #pragma once
 
 #include "core/latent.h"
@@ -102,17 +103,18 @@ struct LatentParams {
   MlaProblem problem;
   float scale_log2 = 1;
   cuda::Divisor heads, page_size;
+  cuda::Divisor tokens;  // of a sequence, at most
   int team_ctas = 1;
   int teams = 1;
-  int tiles_of_sequence = 1;  // or of a token, if that has keys of its own
+  cuda::Divisor tiles_of_sequence;  // or of a token, if that has keys of its own
   int tiles = 0;
-  int splits = 1;  // fixed parts of a tile; 0: stream
+  cuda::Divisor splits;  // fixed parts of a tile; 0: stream
   int rows_of_cta = 0;
 
   // Results of parts: (slot, row of the team) x 512, and reference and sum of each.
   float* partial_o = nullptr;
   LatentSum* partial_sums = nullptr;
-  LatentParts* tile_parts = nullptr;  // of each tile
+  LatentParts* tile_parts = nullptr;  // stream: of each tile
 
   FA3_HD int rows_of_team() const { return team_ctas * rows_of_cta; }
 };
@@ -139,9 +141,8 @@ FA3_HD inline LatentTile latent_tile(const LatentParams& params, int number) {
   LatentTile t;
   t.first_row = (number - of * params.tiles_of_sequence) * params.rows_of_team();
   if (p.sparse) {
-    const int tokens = int(p.lengths_q.max);
-    t.b = of / tokens;
-    t.first_token = of - t.b * tokens;
+    t.b = of / params.tokens;
+    t.first_token = of - t.b * params.tokens;
     t.tokens = 1;
     t.rows = int(p.heads);
     t.keys = t.end = int(p.keys.count_of(t.b, t.first_token));
@@ -160,6 +161,12 @@ FA3_HD inline LatentTile latent_tile(const LatentParams& params, int number) {
   return t;
 }
 
+// Where fixed parts of a tile have their results.
+FA3_HD inline LatentParts fixed_parts(const LatentParams& params, int tile) {
+  const int first_slot = tile * params.splits;
+  return {.count = params.splits, .first_slot = first_slot, .other_slot = first_slot};
+}
+
 // Part number `at` of all tiles' fixed parts. A part may have no keys.
 FA3_HD inline LatentSegment fixed_segment(const LatentParams& params, int at, LatentTile& tile) {
   LatentSegment s;
@@ -170,8 +177,7 @@ FA3_HD inline LatentSegment fixed_segment(const LatentParams& params, int at, La
   const int longer = blocks - each * params.splits;  // the first parts have one more
   s.first = s.part * each + (s.part < longer ? s.part : longer);
   s.end = s.first + each + (s.part < longer ? 1 : 0);
-  const int first_slot = s.tile * params.splits;
-  s.parts = {.count = params.splits, .first_slot = first_slot, .other_slot = first_slot};
+  s.parts = fixed_parts(params, s.tile);
   return s;
 }
 

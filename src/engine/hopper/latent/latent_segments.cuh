@@ -31,7 +31,6 @@ class LatentSegments {
         smem.ends[middle] > at_ ? most = middle : tile_ = middle + 1;
       }
     } else {
-      __syncthreads();
       at_ = team_;
       end_ = params.tiles * params.splits;
     }

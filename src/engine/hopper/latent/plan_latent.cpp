@@ -56,6 +56,18 @@ Status check_numbers(const MlaProblem& p) {
   return {};
 }
 
+// Fixed parts of each tile that are as good as equal ranges of all keys, which start 1 us later: a
+// team has one, and none has many more blocks than others. Or 0.
+int short_parts(const MlaProblem& p, int tiles, int most_teams) {
+  constexpr int64_t kFewBlocks = 4;
+  const int64_t blocks = ceil_div(p.lengths_k.max, kLatentBlockKeys);
+  const int64_t of_part = ceil_div(blocks, std::max(most_teams / tiles, 1));
+  // Indices are most often as many for each query.
+  const bool are_alike = p.sparse || tiles == 1;
+  const int64_t most = are_alike ? ceil_div(tiles * blocks, most_teams) + 1 : kFewBlocks;
+  return of_part <= most && of_part < blocks ? int(ceil_div(blocks, of_part)) : 0;
+}
+
 // Parts of each tile; 0: all teams take equal ranges of all keys.
 int choose_splits(const MlaProblem& p, int tiles, int most_teams, int most_stream_tiles) {
   if (p.batch_invariant) return std::max(p.num_splits, 1);
@@ -64,7 +76,8 @@ int choose_splits(const MlaProblem& p, int tiles, int most_teams, int most_strea
   if (tiles > most_stream_tiles || one_block) return 1;
   // Whole tiles, if they keep 95% of the teams busy: then nothing is combined.
   const int64_t places = ceil_div(tiles, most_teams) * most_teams;
-  return int64_t{tiles} * 20 >= places * 19 ? 1 : 0;
+  if (int64_t{tiles} * 20 >= places * 19) return 1;
+  return short_parts(p, tiles, most_teams);
 }
 
 // Blocks of keys and of 64 query rows, for each SM, from which CTAs of 64 rows are faster: between
@@ -97,6 +110,7 @@ Status plan_latent(const MlaProblem& p, int sms, LatentPlan* plan) {
   params.scale_log2 = cuda::log2_scale(p.scale);
   params.heads = int(p.heads);
   params.page_size = int(p.keys.cache.page_size);
+  params.tokens = int(p.lengths_q.max);
   const int64_t rows = p.sparse ? p.heads : p.lengths_q.max * p.heads;
   const int64_t sequences = p.lengths_q.total == 0 ? 0 : p.sparse ? p.lengths_q.total : p.batch;
   params.rows_of_cta = rows_of_cta(p, rows, sequences, sms);
@@ -105,20 +119,22 @@ Status plan_latent(const MlaProblem& p, int sms, LatentPlan* plan) {
   params.tiles = int(sequences) * params.tiles_of_sequence;
   const int most_teams = std::max(sms / params.team_ctas, 1);
   params.splits = choose_splits(p, params.tiles, most_teams, most_stream_tiles(params.rows_of_cta));
-  const int64_t parts = int64_t{params.tiles} * params.splits;
-  params.teams = params.splits == 0 ? most_teams : int(std::min<int64_t>(parts, most_teams));
+  const int splits = params.splits;
+  const int64_t parts = int64_t{params.tiles} * splits;
+  params.teams = splits == 0 ? most_teams : int(std::min<int64_t>(parts, most_teams));
   plan->kernel =
       latent_kernel_of(params.rows_of_cta, p.head_dim, p.dtype, is_group128(p.keys.cache));
   plan->ctas = params.tiles == 0 ? 0 : params.teams * params.team_ctas;
-  plan->combines = p.lengths_q.total > 0 && (params.splits != 1 || p.lengths_q.packed());
+  plan->combines = p.lengths_q.total > 0 && (splits != 1 || p.lengths_q.packed());
   return {};
 }
 
 int64_t place_in_workspace(LatentParams& params, void* workspace) {
   WorkspaceAllocator allocator(workspace);
-  const int64_t slots = params.splits == 0   ? 2 * params.teams
-                        : params.splits == 1 ? 0
-                                             : int64_t{params.tiles} * params.splits;
+  const int splits = params.splits;
+  const int64_t slots = splits == 0   ? 2 * params.teams
+                        : splits == 1 ? 0
+                                      : int64_t{params.tiles} * splits;
   params.tile_parts = allocator.take<LatentParts>(params.tiles);
   params.partial_sums = allocator.take<LatentSum>(slots, params.rows_of_team());
   params.partial_o = allocator.take<float>(slots, params.rows_of_team(), kLatentValueDim);

@@ -101,6 +101,9 @@ TEST_F(Latent, parts_of_a_tile_are_combined) {
     c.batch_invariant = splits == 7;
     expect_right(c);
   }
+  // A team for each part, chosen by the plan.
+  expect_right({.heads = 3, .keys = {200}, .sink = true});
+  expect_right({.heads = 20, .keys = {0}, .top = 300, .has_count = true});
 }
 
 // Rows, LSE and maximum, sinks, queries and rows in two tensors, outputs of 16 bits.

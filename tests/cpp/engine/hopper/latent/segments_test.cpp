@@ -116,13 +116,35 @@ LatentPlan planned(const MlaProblem& p) {
 }
 
 TEST(LatentPlan, splits_keys_where_whole_tiles_leave_teams_idle) {
-  EXPECT_EQ(planned(dense(1, 16, 4096)).params.splits, 0);
+  EXPECT_EQ(planned(dense(40, 16, 4096)).params.splits, 0);
   EXPECT_EQ(planned(dense(128, 16, 4096)).params.splits, 1);
   EXPECT_EQ(planned(dense(1, 16, 64)).params.splits, 1);
-  EXPECT_EQ(planned(dense(1, 128, 4096)).params.teams, 33);
   MlaProblem invariant = dense(1, 16, 4096);
   invariant.batch_invariant = true;
   EXPECT_EQ(planned(invariant).params.splits, 1);
+}
+
+// Parts, and teams that each have one.
+TEST(LatentPlan, cuts_short_calls_into_fixed_parts) {
+  const auto sparse = [](int64_t batch, int64_t top) {
+    MlaProblem p = dense(batch, 16, top);
+    p.sparse = true, p.keys.num_indices = top;
+    return p;
+  };
+  struct Case {
+    MlaProblem problem;
+    int splits, teams;
+  };
+  const Case cases[] = {{dense(1, 16, 1024), 16, 16},  {dense(8, 16, 1024), 16, 128},
+                        {dense(32, 16, 1024), 4, 128}, {dense(1, 16, 4096), 64, 64},
+                        {dense(1, 128, 4096), 32, 32}, {sparse(1, 2048), 32, 32},
+                        {sparse(8, 2048), 16, 128},    {sparse(32, 2048), 4, 128},
+                        {sparse(50, 2048), 0, 132}};  // 2 parts would leave 32 SMs idle
+  for (const Case& c : cases) {
+    const LatentParams params = planned(c.problem).params;
+    EXPECT_EQ(params.splits, c.splits) << c.problem.batch << " x " << c.problem.lengths_k.max;
+    EXPECT_EQ(params.teams, c.teams) << c.problem.batch << " x " << c.problem.lengths_k.max;
+  }
 }
 
 TEST(LatentPlan, takes_64_rows_where_there_is_much_to_do_but_for_invariant_calls) {
