@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of tiles that have several parts: a CTA for 128 columns of a token's head.
+// Rows of tiles that have several parts: a CTA for 128 to 512 columns of a token's head.
 #include "engine/cuda/host/launch.h"
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/latent/latent_finish.cuh"
@@ -14,9 +14,10 @@ namespace fa3::hopper {
 namespace {
 
 constexpr int kOwn = 4;  // columns
-constexpr int kCtaColumns = kOwn * cuda::kWarpSize;
+constexpr int kWarpColumns = kOwn * cuda::kWarpSize;
+constexpr int kWarpsOfRow = int(kLatentValueDim) / kWarpColumns;
 constexpr int kMostWarps = 16;
-constexpr int kAtOnce = 8;  // parts that a warp loads before it uses one
+constexpr int kMostAtOnce = 8;
 
 // Sums of P and columns of P V, relative to a reference.
 struct CombinedSum {
@@ -71,35 +72,51 @@ __device__ RowPlace place_of(const LatentParams& params, int token, int head) {
   return place;
 }
 
-__device__ void store(const MlaProblem& p, const ResultRow& at, int column, const float4& o,
-                      float factor) {
+// Two neighbouring columns.
+__device__ void store_pair(const MlaProblem& p, const ResultRow& at, int column, float x, float y) {
   if (p.o.dtype == DType::float32) {
     float* const to = p.o.at<float>(at.b, at.row, at.head) + column;
-    to[0] = o.x * factor, to[1] = o.y * factor, to[2] = o.z * factor, to[3] = o.w * factor;
+    to[0] = x, to[1] = y;
     return;
   }
-  const bool is_half = p.o.dtype == DType::float16;
-  const auto rounded = [&](float x) {
-    return uint16_t(is_half ? cuda::pack_pair<cuda::Element::kFp16>(x, 0.0f)
-                            : cuda::pack_pair<cuda::Element::kBf16>(x, 0.0f));
-  };
+  const uint32_t pair = p.o.dtype == DType::float16 ? cuda::pack_pair<cuda::Element::kFp16>(x, y)
+                                                    : cuda::pack_pair<cuda::Element::kBf16>(x, y);
   uint16_t* const to = p.o.at<uint16_t>(at.b, at.row, at.head) + column;
-  to[0] = rounded(o.x * factor), to[1] = rounded(o.y * factor);
-  to[2] = rounded(o.z * factor), to[3] = rounded(o.w * factor);
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(pair) == 0) {
+    *reinterpret_cast<uint32_t*>(to) = pair;
+  } else {
+    to[0] = uint16_t(pair), to[1] = uint16_t(pair >> 16);
+  }
 }
 
+// A lane's four numbers from `place` on in a part's row. CTAs of 64 rows store there what a lane of
+// a product has of 16 columns: two pairs, eight columns apart.
+__device__ void store(const LatentParams& params, const ResultRow& at, int place, const float4& o,
+                      float factor) {
+  const bool is_wide = params.rows_of_cta == kRowsPerWarpgroup;
+  const int of_16 = place % 16, column = is_wide ? place - of_16 + of_16 / 2 : place;
+  store_pair(params.problem, at, column, o.x * factor, o.y * factor);
+  store_pair(params.problem, at, column + (is_wide ? 8 : 2), o.z * factor, o.w * factor);
+}
+
+// AtOnce: parts that a warp loads before it uses one. Absent ones take instructions, too.
+template <int AtOnce>
 __global__ void __launch_bounds__(kMostWarps* cuda::kWarpSize)
     combine_latent_kernel(const __grid_constant__ LatentParams params) {
   const MlaProblem& p = params.problem;
   // Lengths may come from a kernel before; without them the place is found under the other kernel.
   if (p.lengths_q.packed()) ptx::griddepcontrol_wait();
   const int token = int(blockIdx.x) / params.heads, head = int(blockIdx.x) % params.heads;
-  const int column = int(blockIdx.y) * kCtaColumns + ptx::lane() * kOwn;
+  // Warps that have the same columns are neighbours.
+  const int warps = int(blockDim.x * gridDim.y) / (cuda::kWarpSize * kWarpsOfRow);
+  const int of_cta = int(threadIdx.x) / cuda::kWarpSize, warp = of_cta % warps;
+  const int of_row = int(blockIdx.y) * (kWarpsOfRow / int(gridDim.y)) + of_cta / warps;
+  const int place_in_row = of_row * kWarpColumns + ptx::lane() * kOwn;
   const RowPlace place = place_of(params, token, head);
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (place.tile < 0) {
-    store(p, place.at, column, {}, 0);
+    store(params, place.at, place_in_row, {}, 0);
     if (threadIdx.x == 0 && blockIdx.y == 0) {
       if (p.lse.data != nullptr) *place.at.of(p.lse) = p.empty_lse;
       if (p.max.data != nullptr) *place.at.of(p.max) = -cuda::kInfinity;
@@ -114,20 +131,19 @@ __global__ void __launch_bounds__(kMostWarps* cuda::kWarpSize)
   };
   // Warps take parts in turn; each finds the reference for itself, while its first parts are on
   // their way.
-  const int warp = int(threadIdx.x) / cuda::kWarpSize, warps = int(blockDim.x) / cuda::kWarpSize;
-  float4 o[kAtOnce];
-  LatentSum sums[kAtOnce];
+  float4 o[AtOnce];
+  LatentSum sums[AtOnce];
   const auto load = [&](int first) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < AtOnce; ++i) {
       const int part = first + i * warps;
       const bool exists = part < parts.count;
       const int64_t row = exists ? row_of(part) : 0;
       sums[i] = exists ? params.partial_sums[row] : LatentSum{-cuda::kInfinity, 0};
       o[i] = {};
       if (exists) {
-        o[i] = __ldcg(
-            reinterpret_cast<const float4*>(params.partial_o + row * kLatentValueDim + column));
+        o[i] = __ldcg(reinterpret_cast<const float4*>(params.partial_o + row * kLatentValueDim +
+                                                      place_in_row));
       }
     }
   };
@@ -143,22 +159,24 @@ __global__ void __launch_bounds__(kMostWarps* cuda::kWarpSize)
   CombinedSum all{cuda::finite_reference(ref), 0};
   for (int first = warp; first < parts.count;) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) all.add_part(sums[i], o[i]);
-    first += kAtOnce * warps;
+    for (int i = 0; i < AtOnce; ++i) all.add_part(sums[i], o[i]);
+    first += AtOnce * warps;
     if (first < parts.count) load(first);
   }
   __shared__ float4 of_warp[kMostWarps][cuda::kWarpSize];
   __shared__ float sum_of_warp[kMostWarps];
   if (warp > 0) {
-    of_warp[warp][ptx::lane()] = all.o;
-    sum_of_warp[warp] = all.sum;
+    of_warp[of_cta][ptx::lane()] = all.o;
+    sum_of_warp[of_cta] = all.sum;
   }
   __syncthreads();
   if (warp > 0) return;
-  for (int w = 1; w < warps; ++w) all.join({0, sum_of_warp[w], of_warp[w][ptx::lane()]});
+  for (int w = of_cta + 1; w < of_cta + warps; ++w) {
+    all.join({0, sum_of_warp[w], of_warp[w][ptx::lane()]});
+  }
   const LatentSum sum{ref, all.sum};
   const float factor = output_factor(p, sum, head);
-  store(p, place.at, column, all.o, factor);
+  store(params, place.at, place_in_row, all.o, factor);
   if (threadIdx.x == 0 && blockIdx.y == 0) store_statistics(p, sum, place.at);
 }
 
@@ -167,14 +185,19 @@ __global__ void __launch_bounds__(kMostWarps* cuda::kWarpSize)
 cudaError_t combine_latent(const LatentParams& params, cudaStream_t stream) {
   const MlaProblem& p = params.problem;
   LatentParams copy = params;
-  const dim3 grid(unsigned(p.lengths_q.total * p.heads), unsigned(kLatentValueDim / kCtaColumns));
   // As many as load a tile's parts at once, if tiles are alike.
   const int splits = params.splits;
   const int parts = splits > 0 ? splits : params.teams / std::max(params.tiles, 1) + 2;
   int warps = 1;
-  while (warps < kMostWarps && warps * kAtOnce < parts) warps *= 2;
-  return cuda::launch(reinterpret_cast<const void*>(&combine_latent_kernel), grid,
-                      warps * cuda::kWarpSize, 0, &copy, {.pdl = true}, stream);
+  while (warps < kMostWarps && warps * kMostAtOnce < parts) warps *= 2;
+  const auto kernel = parts > kMostAtOnce / 2 ? &combine_latent_kernel<kMostAtOnce>
+                                              : &combine_latent_kernel<kMostAtOnce / 2>;
+  // Four warps a CTA, or more: CTAs of one take longer to begin than to work.
+  const int ctas_of_row = std::min(warps, kWarpsOfRow);
+  const dim3 grid(unsigned(p.lengths_q.total * p.heads), unsigned(ctas_of_row));
+  const int threads = warps * kWarpsOfRow / ctas_of_row * cuda::kWarpSize;
+  return cuda::launch(reinterpret_cast<const void*>(kernel), grid, threads, 0, &copy, {.pdl = true},
+                      stream);
 }
 
 }  // namespace fa3::hopper

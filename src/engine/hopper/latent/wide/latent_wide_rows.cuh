@@ -125,7 +125,8 @@ class LatentWideRows : LatentScaledQueries<C> {
     if (p.o.dtype != DType::float32) store_rows_of_warp(factor);
   }
 
-  // Stores the part's results: rows from `first` on, in the order of all partial results.
+  // Stores the part's results: rows from `first` on, in the order of all partial results. A lane's
+  // four of 16 columns are neighbours there (combine_latent.cu).
   __device__ __forceinline__ void store_part(int64_t first) {
     float factor[kRowsPerThread];
     add_up_sums(factor);
@@ -133,7 +134,14 @@ class LatentWideRows : LatentScaledQueries<C> {
     for (int r = 0; r < kRowsPerThread; ++r) {
       const int64_t at = first + row_of(r);
       if (first_row_ + row_of(r) >= tile_.rows) continue;
-      store_row(params_.partial_o + at * kLatentValueDim, r, factor[r]);
+      float* const to = params_.partial_o + at * kLatentValueDim + warpgroup_ * kHalfChannels +
+                        thread_ % kQuadLanes * 4;
+#pragma unroll
+      for (int i = 2 * r; i < kOutputs; i += 8) {
+        *reinterpret_cast<float4*>(to + i / 8 * 16) = {
+            output_[i] * factor[r], output_[i + 1] * factor[r], output_[i + 4] * factor[r],
+            output_[i + 5] * factor[r]};
+      }
       if (stores_statistics()) params_.partial_sums[at] = {state_.ref[r], state_.sum[r]};
     }
   }

@@ -37,7 +37,8 @@ class Latent : public testing::Test {
     add_kernels<false, Element::kBf16>();
     add_kernels<false, Element::kFp16>();
     add_kernels<true, Element::kBf16>();
-    machine::add_kernel(&combine_latent_kernel);
+    machine::add_kernel(&combine_latent_kernel<kMostAtOnce>);
+    machine::add_kernel(&combine_latent_kernel<kMostAtOnce / 2>);
   }
   // Orders that a test has chosen end with it.
   void TearDown() override { machine::launch_setting = before_; }
