@@ -107,10 +107,12 @@ __global__ void __launch_bounds__(C.threads(), 1)
   if (warpgroup == 0) {
     if constexpr (kMovesRegisters) ptx::setmaxnreg_dec<LatentRegisters<C>::kLoader>();
     typename LoaderOf<C>::Type loader(params, pipeline, stages, smem.loader, thread);
+    bool is_first = true;  // consumers load that tile's queries at once
     while (segments.next(segment, tile)) {
       const int first_row = tile.first_row + rank * C.rows;
       if (first_row >= tile.rows) continue;
-      if constexpr (C.is_wide()) prefetch_queries(params, tile, first_row, thread);
+      if (C.is_wide() && !is_first) prefetch_queries(params, tile, first_row, thread);
+      is_first = false;
       loader.load(tile, segment);
     }
     return;
