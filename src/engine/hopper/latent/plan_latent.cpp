@@ -80,11 +80,13 @@ int choose_splits(const MlaProblem& p, int tiles, int most_teams, int most_strea
   return short_parts(p, tiles, most_teams);
 }
 
-// Blocks of keys and of 64 query rows, for each SM, from which CTAs of 64 rows are faster: between
-// 16 and 31, measured on an H200 (docs/lab/mla.md). Fewer are spread over more CTAs of 32. Tests
-// compile this file with 0.
-#ifndef FA3_LATENT_WIDE_BLOCKS
-#define FA3_LATENT_WIDE_BLOCKS 24
+// Blocks of keys and of 64 query rows, for each SM, from which CTAs of 64 rows are faster, measured
+// on an H200 (docs/lab/mla.md): of 16-bit rows at 10, of bytes between 16 and 31. Fewer are spread
+// over more CTAs of 32. Tests compile this file with 0.
+#ifdef FA3_LATENT_WIDE_BLOCKS
+constexpr int kWideBlocks = FA3_LATENT_WIDE_BLOCKS, kWideByteBlocks = kWideBlocks;
+#else
+constexpr int kWideBlocks = 10, kWideByteBlocks = 24;
 #endif
 
 // Query rows of a CTA, where each of `sequences` has `rows`.
@@ -96,8 +98,9 @@ int rows_of_cta(const MlaProblem& p, int64_t rows, int64_t sequences, int sms) {
   // The loader of rows of bytes counts their places in 32 bits.
   constexpr int64_t kMostBytes = int64_t{1} << 36;
   const LatentCache& cache = p.keys.cache;
-  const bool fits = !is_group128(cache) || cache.pages * cache.latent.page_stride <= kMostBytes;
-  const bool is_wide = fits && blocks >= int64_t{FA3_LATENT_WIDE_BLOCKS} * sms;
+  const bool bytes = is_group128(cache);
+  const bool fits = !bytes || cache.pages * cache.latent.page_stride <= kMostBytes;
+  const bool is_wide = fits && blocks >= int64_t{bytes ? kWideByteBlocks : kWideBlocks} * sms;
   return is_wide && !p.batch_invariant ? kWide : 32;
 }
 

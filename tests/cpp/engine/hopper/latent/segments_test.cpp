@@ -150,6 +150,8 @@ TEST(LatentPlan, cuts_short_calls_into_fixed_parts) {
 TEST(LatentPlan, takes_64_rows_where_there_is_much_to_do_but_for_invariant_calls) {
   EXPECT_EQ(planned(dense(1, 128, 4096)).params.rows_of_cta, 32);
   EXPECT_EQ(planned(dense(1, 128, 1 << 17)).params.rows_of_cta, 64);
+  EXPECT_EQ(planned(dense(8, 128, 4096)).params.rows_of_cta, 32);
+  EXPECT_EQ(planned(dense(8, 128, 6144)).params.rows_of_cta, 64);
   EXPECT_EQ(planned(dense(128, 128, 4096)).params.rows_of_cta, 64);
   EXPECT_EQ(planned(dense(128, 32, 1 << 17)).params.rows_of_cta, 32);
   for (const int64_t batch : {1, 128}) {
