@@ -66,16 +66,19 @@ class Attention(Function):
     @staticmethod
     def backward(ctx, do, dlse, *_):
         q, k, v, out, lse, *tensors = ctx.saved_tensors
-        options = ctx.options.with_tensors(tensors)
-        dq, dk, dv, of_options = run_gradients(do, q, k, v, out, lse, options, dlse)
+        dq, dk, dv, of_options = run_gradients(do, q, k, v, out, lse, ctx.options, tensors, dlse)
         return None, dq, dk, dv, *of_options[: ctx.num_options]
 
 
-def run_gradients(do, q, k, v, out, lse, options, dlse):
+def run_gradients(do, q, k, v, out, lse, options, tensors, dlse):
     """dq, dk, dv, and gradients of the options, by name, inside of a Function's backward.
 
-    do and dlse may be None, which is zero.
+    do and dlse may be None, which is zero. Where its graph breaks, Dynamo of torch 2.11 rebuilds a
+    named tuple that it has made as an empty one: so the options take their tensors here, and are
+    not read behind the backward.
     """
+    options = options.with_tensors(tensors)
+    has_sink, has_gate = options.sink is not None, options.gate is not None
     if torch.are_deterministic_algorithms_enabled():
         options = options._replace(deterministic=True)
     do = torch.zeros_like(out) if do is None else do
@@ -87,8 +90,8 @@ def run_gradients(do, q, k, v, out, lse, options, dlse):
         results = run(backward, *arguments)
     dq, dk, dv, dsink, dgate = results
     of_options = NO_GRADIENTS._replace(
-        sink=None if options.sink is None else dsink,
-        gate=None if options.gate is None else dgate,
+        sink=dsink if has_sink else None,
+        gate=dgate if has_gate else None,
     )
     return dq, dk, dv, of_options
 

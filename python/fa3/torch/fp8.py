@@ -95,7 +95,7 @@ class AttentionFp8(Function):
         call = ctx.call._replace(**dict(zip(Call._fields, saved, strict=False)))
         options = ctx.options.with_tensors(of_options)
         q, k, v = numbers_of_backward(call, out.dtype, options)
-        dq, dk, dv, named = run_gradients(do, q, k, v, out, lse, options, dlse)
+        dq, dk, dv, named = run_gradients(do, q, k, v, out, lse, ctx.options, of_options, dlse)
         others = (None,) * (OWN - 3)
         return None, dq, dk, dv, *others, *named[: ctx.num_arguments - OWN]
 
