@@ -41,8 +41,8 @@ COMMAND_SECONDS = 480
 SUMMARY = re.compile(r"^(\d+) checks, (\d+) failures$", re.MULTILINE)
 # A row of one variant has none of some cases; a sanitizer then complains that it saw no launch.
 NO_CASE = re.compile(r"^0 checks, 0 failures$", re.MULTILINE)
-# Folders of the machine, in tracebacks: the record says nothing of them.
-PLACES = re.compile(rf"{re.escape(str(ROOT))}/|/[\w./-]*/site-packages/")
+# Folders of machines, in tracebacks and where tests were built: the record says nothing of them.
+PLACES = re.compile(rf"{re.escape(str(ROOT))}/|/[\w./-]*/site-packages/|/[\w./-]+?/(?=tests/cpp/)")
 PYTEST_SUMMARY = re.compile(r"^(?:(\d+) failed, )?(\d+) passed", re.MULTILINE)
 # GoogleTest ends with how many tests ran, passed and were skipped, a line each.
 GTEST_RAN = re.compile(r"^\[=+\] (\d+) tests? from \d+ test suites? ran\.", re.MULTILINE)

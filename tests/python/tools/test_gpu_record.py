@@ -379,6 +379,8 @@ def test_no_folder_of_the_machine_is_in_the_record():
     command = [f"{folder}/build/bin/check", f"--ignore={folder}/tests/one.py"]
     shown = gpu_verify.end_of(command, f"{folder}/tests/one.py: 1 passed")
     assert shown == ["$ check --ignore=tests/one.py", "tests/one.py: 1 passed"]
+    built_elsewhere = gpu_verify.end_of(["tests"], "/a/built/tests/cpp/b.cpp:7: Skipped")
+    assert built_elsewhere == ["$ tests", "tests/cpp/b.cpp:7: Skipped"]
 
 
 @pytest.fixture
